@@ -170,8 +170,15 @@ def unstack_layers(params: Params) -> Params:
   if not isinstance(layers, dict):
     return params
   num_layers = len(layers['attn_norm'])
-  unstacked = (jax.tree.map(lambda a: a[i], layers) for i in range(num_layers))
-  return {**params, 'layers': tuple(unstacked)}
+  unstacked = tuple(layer_of(layers, i) for i in range(num_layers))
+  return {**params, 'layers': unstacked}
+
+
+def layer_of(layers: Layers, i: int) -> dict[str, jax.Array]:
+  """Returns layer `i` of either layout."""
+  if isinstance(layers, dict):
+    return jax.tree.map(lambda a: a[i], layers)
+  return layers[i]
 
 
 def slice_layers(layers: Layers, start: int, stop: int) -> Layers:
