@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strictness that is free, 8 simulated devices, and where the traces lie."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+jax.config.update('jax_num_cpu_devices', 8)
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+# A second run of the suite finds its programs compiled.
+jax.config.update('jax_compilation_cache_dir', str(ROOT / '.jax_cache'))
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+
+
+@pytest.fixture
+def root() -> Path:
+  """The repository's top folder."""
+  return ROOT
+
+
+@pytest.fixture(scope='session')
+def traces() -> Path:
+  """The folder of published traces; skips where there is none."""
+  folder = os.environ.get('MOONCAKE_JAX_TRACES')
+  if not folder:
+    pytest.skip('MOONCAKE_JAX_TRACES is not set: no published traces here')
+  return Path(folder)
