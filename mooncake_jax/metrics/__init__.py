@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TTFT, TBT, hit rates, effective requests and goodput from records."""
