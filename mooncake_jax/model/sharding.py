@@ -90,3 +90,12 @@ def named_sharding(
 ) -> NamedSharding:
   """`spec` on a mesh."""
   return NamedSharding(mesh, spec(mesh, axes, shape, rules))
+
+
+def replicated(x: jax.Array) -> NamedSharding | None:
+  """The sharding of an array whole on each device of `x`'s mesh.
+
+  None where x lies on no mesh. Works on traced arrays, needs no context.
+  """
+  mesh = jax.typeof(x).sharding.mesh
+  return None if mesh.empty else NamedSharding(mesh, PartitionSpec())

@@ -116,9 +116,7 @@ class Tokenizer:
       add_special_tokens: put in front what the model's tokenizer puts there
         (Llama: bos). False for text from `apply_chat_template`.
     """
-    return self._backend.encode(
-      text, add_special_tokens=add_special_tokens
-    ).ids
+    return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
   def decode(
     self, ids: Iterable[int], *, skip_special_tokens: bool = True

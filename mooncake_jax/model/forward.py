@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stage of layers over a batch of rows: what prefill and decode share.
+
+B batch, T query token, L layer, K KV head, H head dim, D model, V vocab,
+P page, C token in a page.
+"""
+
+import jax
+from jax import numpy as jnp
+
+from mooncake_jax.model import attention
+from mooncake_jax.model import layers as parts
+from mooncake_jax.model import rope
+from mooncake_jax.model import sharding
+from mooncake_jax.model.params import Layers
+from mooncake_jax.model.params import Params
+from mooncake_jax.model_config import ModelConfig
+
+
+def stage_fn(
+  layers: Layers,
+  config: ModelConfig,
+  x_BTD: jax.Array,
+  kv_LP2CKH: jax.Array,
+  page_table_BP: jax.Array,
+  start_B: jax.Array,
+  stop_B: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Runs a stage's layers and writes their KVCache.
+
+  Token t of row b stands at position start_B[b] + t and is valid below
+  stop_B[b]; padding is written to scratch page 0 and its output is garbage.
+  The KVCache of [0, start_B[b]) already lies in the row's pages.
+
+  Args:
+    layers: of this stage, stacked (scan) or a tuple (unrolled).
+    kv_LP2CKH: of this stage's layers only.
+    page_table_BP: pages in token order; entries past stop are not read.
+
+  Returns:
+    x [B, T, D] after the stage, and the KVCache.
+  """
+  C = kv_LP2CKH.shape[3]
+  T = x_BTD.shape[1]
+  position_BT = start_B[:, None] + jnp.arange(T)[None]
+  where = _slots(page_table_BP, position_BT, stop_B, C)
+  table_BP = attention.pad_table(page_table_BP, C)
+  angles = rope.angles(config, position_BT)
+
+  def run(i, layer, x_BTD, kv):
+    h_BTD = parts.rms_norm(x_BTD, layer['attn_norm'], config.norm_eps)
+    q_BTKGH, k_BTKH, v_BTKH = parts.qkv(layer, config, h_BTD, angles)
+    kv = _write(kv, i, where, k_BTKH, v_BTKH)
+    o_BTKGH = attention.attend(
+      q_BTKGH, kv, i, table_BP, start_B, stop_B, config.sliding_window
+    )
+    x_BTD += parts.attention_output(layer, o_BTKGH)
+    h_BTD = parts.rms_norm(x_BTD, layer['mlp_norm'], config.norm_eps)
+    return x_BTD + parts.mlp(layer, h_BTD), kv
+
+  if isinstance(layers, dict):
+    return _scan(run, layers, x_BTD, kv_LP2CKH)
+  for i, layer in enumerate(layers):
+    x_BTD, kv_LP2CKH = run(i, layer, x_BTD, kv_LP2CKH)
+  return x_BTD, kv_LP2CKH
+
+
+def _scan(run, layers, x_BTD, kv):
+  """Carries the KVCache: as scan inputs and outputs it would be copied."""
+
+  def body(carry, layer_and_index):
+    layer, i = layer_and_index
+    return run(i, layer, *carry), None
+
+  indices = jnp.arange(kv.shape[0])
+  carry, _ = jax.lax.scan(body, (x_BTD, kv), (layers, indices))
+  return carry
+
+
+def _slots(page_table_BP, position_BT, stop_B, page_tokens):
+  """Where tokens lie: page and offset [B, T]; padding in page 0."""
+  num_pages = page_table_BP.shape[1]
+  index_BT = jnp.minimum(position_BT // page_tokens, num_pages - 1)
+  page_BT = jnp.take_along_axis(page_table_BP, index_BT, axis=1)
+  valid_BT = position_BT < stop_B[:, None]
+  return jnp.where(valid_BT, page_BT, 0), position_BT % page_tokens
+
+
+def _write(kv, layer, where, k_BTKH, v_BTKH):
+  page_BT, offset_BT = where
+  kv_BT2KH = jnp.stack([k_BTKH, v_BTKH], axis=2).astype(kv.dtype)
+  return kv.at[layer, page_BT, :, offset_BT].set(kv_BT2KH)
+
+
+def embed(params: Params, tokens_BT: jax.Array) -> jax.Array:
+  """Looks tokens up: [B, T, D]."""
+  table_VD = params['embed']
+  return table_VD.at[tokens_BT].get(out_sharding=sharding.replicated(table_VD))
+
+
+def unembed(params: Params, config: ModelConfig, x_BD: jax.Array) -> jax.Array:
+  """Returns float32 logits [B, V], whole on every device."""
+  h_BD = parts.rms_norm(x_BD, params['final_norm'], config.norm_eps)
+  if 'unembed' in params:
+    table, subscripts = params['unembed'], 'BD,DV->BV'
+  else:
+    table, subscripts = params['embed'], 'BD,VD->BV'
+  logits_BV = jnp.einsum(
+    subscripts, h_BD, table, preferred_element_type=jnp.float32
+  )
+  whole = sharding.replicated(table)
+  return logits_BV if whole is None else jax.sharding.reshard(logits_BV, whole)
