@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads gin files into bindings that know their file, line and imports.
+
+gin's own parser is used, with a delegate that keeps references as data, so
+that every name can be looked up, with a good message, before gin acts on it.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+import difflib
+import importlib
+from pathlib import Path
+import pkgutil
+from tokenize import TokenError
+from typing import Any
+
+from gin import config_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+HEADER = 'from __gin__ import dynamic_registration'
+
+
+class ConfigError(ValueError):
+  """A mistake in a configuration, told in one line."""
+
+
+@dataclass(frozen=True)
+class Reference:
+  """`@scope/module.name` (the callable) or `@scope/module.name()`."""
+
+  name: str
+  evaluate: bool
+
+  @property
+  def selector(self) -> str:
+    return self.name.rsplit('/', 1)[-1]
+
+
+@dataclass(frozen=True)
+class Macro:
+  """`%NAME`."""
+
+  name: str
+
+
+@dataclass(frozen=True)
+class Binding:
+  """`scope/selector.parameter = value`, or `selector = value` (a macro)."""
+
+  where: str
+  scope: str
+  selector: str
+  parameter: str
+  value: Any
+  symbols: Mapping[str, Any]
+
+  @property
+  def name(self) -> str:
+    scope = f'{self.scope}/' if self.scope else ''
+    parameter = f'.{self.parameter}' if self.parameter else ''
+    return f'{scope}{self.selector}{parameter}'
+
+  def error(self, what: str) -> ConfigError:
+    return ConfigError(f'{self.where}: {self.name}: {what}')
+
+
+@dataclass
+class Source:
+  """All that a run file and what it includes say.
+
+  Attributes:
+    bindings: in the order in which they take effect.
+    imports: import statement by the name that it binds.
+    symbols: the imported module by that name.
+  """
+
+  bindings: list[Binding] = field(default_factory=list)
+  imports: dict[str, str] = field(default_factory=dict)
+  symbols: dict[str, Any] = field(default_factory=dict)
+
+
+def nearest(name: str, options: Iterator[str] | list[str]) -> str:
+  """' (nearest: x)' with the option most like `name`, or nothing."""
+  close = difflib.get_close_matches(name, list(options), 1, 0.0)
+  return f'; nearest: {close[0]!r}' if close else ''
+
+
+def public_names(thing: Any) -> list[str]:
+  return [name for name in dir(thing) if not name.startswith('_')]
+
+
+def resolve(selector: str, symbols: Mapping[str, Any]) -> Any:
+  """The object that `module.name` stands for; LookupError says why none."""
+  first, *rest = selector.split('.')
+  if first not in symbols:
+    raise LookupError(f'{first!r} is not imported{nearest(first, [*symbols])}')
+  thing = symbols[first]
+  for name in rest:
+    if not hasattr(thing, name):
+      raise LookupError(
+        f'{first} has no {name!r}{nearest(name, public_names(thing))}'
+      )
+    thing = getattr(thing, name)
+  return thing
+
+
+class _AsData(config_parser.ParserDelegate):
+  def configurable_reference(self, scoped_configurable_name, evaluate):
+    return Reference(scoped_configurable_name, evaluate)
+
+  def macro(self, macro_name):
+    return Macro(macro_name)
+
+
+def _import(where: str, statement: config_parser.ImportStatement) -> Any:
+  """The module that the statement binds a name to."""
+  try:
+    module = importlib.import_module(statement.module)
+  except ModuleNotFoundError as error:
+    if not statement.module.startswith(str(error.name)):
+      raise
+    hint = _nearest_module(statement.module)
+    raise ConfigError(
+      f'{where}: no module {statement.module!r}{hint}'
+    ) from None
+  if statement.alias or statement.is_from:
+    return module
+  return importlib.import_module(statement.module.split('.')[0])
+
+
+def _nearest_module(name: str) -> str:
+  parent, _, last = name.rpartition('.')
+  try:
+    path = importlib.import_module(parent).__path__
+  except (ImportError, ValueError, AttributeError):
+    return ''
+  close = nearest(last, [module.name for module in pkgutil.iter_modules(path)])
+  return close.replace("'", f"'{parent}.", 1)
+
+
+def find(path: str | Path) -> Path:
+  """Where a config lies: as given, or under the repository's root."""
+  for candidate in (Path(path), ROOT / path):
+    if candidate.is_file():
+      return candidate
+  folder = (ROOT / path).parent
+  files = [p.name for p in folder.glob('*.gin')]
+  raise ConfigError(f'{path}: no such file{nearest(Path(path).name, files)}')
+
+
+def _statements(text: str, name: str) -> Iterator[Any]:
+  parser = config_parser.ConfigParser(text, _AsData())
+  try:
+    yield from parser
+  except (SyntaxError, TokenError, ValueError) as error:
+    if isinstance(error, ConfigError):
+      raise
+    line = str(error).strip().splitlines()[0]
+    raise ConfigError(f'{name}: {line}') from None
+
+
+def read(path: str | Path, source: Source, stack: tuple[Path, ...] = ()):
+  """Appends what a file and its includes say to `source`."""
+  found = find(path)
+  if found in stack:
+    raise ConfigError(f'{path}: includes itself')
+  read_text(found.read_text(), str(path), source, (*stack, found))
+
+
+def read_text(
+  text: str, name: str, source: Source, stack: tuple[Path, ...] = ()
+) -> None:
+  """Appends what `text` says to `source`; `name` stands in messages."""
+  symbols: dict[str, Any] = {}
+  begun = False
+  for statement in _statements(text, name):
+    where = f'{name}:{statement.location.line_num}'
+    match statement:
+      case config_parser.IncludeStatement():
+        _include(where, statement.filename, source, stack)
+        continue
+      case config_parser.ImportStatement() if _is_header(statement):
+        begun = True
+      case config_parser.ImportStatement():
+        bound = statement.bound_name()
+        symbols[bound] = _import(where, statement)
+        source.imports[bound] = statement.format()
+      case config_parser.BindingStatement():
+        scope, selector, parameter, value, _ = statement
+        source.bindings.append(
+          Binding(where, scope, selector, parameter or '', value, symbols)
+        )
+    if not begun:
+      raise ConfigError(f'{where}: must come after {HEADER!r}')
+  source.symbols.update(symbols)
+
+
+def _is_header(statement: config_parser.ImportStatement) -> bool:
+  return statement.module == '__gin__.dynamic_registration'
+
+
+def _include(
+  where: str, filename: str, source: Source, stack: tuple[Path, ...]
+) -> None:
+  try:
+    find(filename)
+  except ConfigError as error:
+    raise ConfigError(f'{where}: include {error}') from None
+  read(filename, source, stack)
