@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 from gguf.quants import dequantize
+import numpy as np
 
 # GGUF name -> Hugging Face name; `{}` is the layer.
 _NAMES = {
@@ -59,8 +59,10 @@ class GGUFFile:
   def __init__(self, path: str | Path):
     self.path = str(path)
     reader = _open(self.path)
-    self.metadata = {name: _contents(self.path, name, field)
-                     for name, field in reader.fields.items()}
+    self.metadata = {
+      name: _contents(self.path, name, field)
+      for name, field in reader.fields.items()
+    }
     stored = {t.name: t for t in reader.tensors}
     factors = stored.pop(ROPE_FACTORS, None)
     self.rope_factors = None if factors is None else np.array(factors.data)
@@ -84,7 +86,7 @@ class GGUFFile:
     values = _dequantised(self.path, tensor, rows)
     if self._is_permuted(name):
       values = _unpermuted(values, self._head_dim)
-    return np.ascontiguousarray(values[(slice(None), *index[1:])])
+    return np.array(values[(slice(None), *index[1:])])  # not the mapped file
 
   def get(self, key: str, default: Any = None) -> Any:
     """Metadata `key` of this architecture, `default` where it is absent.

@@ -83,18 +83,22 @@ def _pre_tokenizer(path: str, pre: str) -> pre_tokenizers.PreTokenizer:
   if pre == 'gpt-2':
     return pre_tokenizers.ByteLevel(add_prefix_space=False)
   if pre in _DIGITS:
-    return pre_tokenizers.Sequence([
-      pre_tokenizers.Digits(individual_digits=True),
-      pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ])
+    return pre_tokenizers.Sequence(
+      [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+      ]
+    )
   counts = {'qwen2': '', 'llama-bpe': '{1,3}'}
   if pre not in counts:
     known = ['gpt-2', *_DIGITS, *counts]
     raise ValueError(f'{path}: tokenizer.ggml.pre={pre!r} is none of {known}')
-  return pre_tokenizers.Sequence([
-    pre_tokenizers.Split(Regex(_WORDS % counts[pre]), 'isolated'),
-    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-  ])
+  return pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(Regex(_WORDS % counts[pre]), 'isolated'),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
 
 
 def _bos_first(
@@ -115,6 +119,7 @@ def _add_tokens(
   tokenizer.add_special_tokens(
     [AddedToken(t, special=True, normalized=False) for t in control]
   )
-  defined = [t for t, k in zip(tokens, kinds, strict=True)
-             if k == _USER_DEFINED]
+  defined = [
+    t for t, k in zip(tokens, kinds, strict=True) if k == _USER_DEFINED
+  ]
   tokenizer.add_tokens([AddedToken(t, normalized=False) for t in defined])
