@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam: the only place where time passes.
+
+Deciders start work and later learn that it ended; they never wait elsewhere
+and never see an array. `sim.VirtualBackend` ends work by cost models on a
+virtual clock, `engine.DeviceBackend` on JAX devices on the wall clock.
+
+Device pages are numbered per instance. Page 0 is scratch: padding writes
+there and nobody reads it, so pools hand out pages from 1.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+from typing import Protocol
+
+import numpy as np
+
+from mooncake_jax.request import Sampling
+from mooncake_jax.request import TokenSegment
+
+WorkId = int
+Status = Literal['completed', 'failed', 'timeout', 'cancelled']
+
+
+@dataclass(frozen=True, eq=False)
+class PrefillChunk:
+  """Prompt tokens [start, stop) of one request, all layers.
+
+  Attributes:
+    tokens: int32 [stop - start]; None where the backend computes nothing.
+    pages: the request's pages on this instance, covering [0, stop) at least;
+      the KVCache of [0, start) already lies in them.
+    sampling: given for the last chunk, whose end yields the first token.
+  """
+
+  request_id: str
+  attempt: int
+  start: int
+  stop: int
+  pages: tuple[int, ...]
+  tokens: np.ndarray | None = None
+  sampling: Sampling | None = None
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+  """One request in a decode batch.
+
+  Attributes:
+    token: the last emitted token, whose KVCache is not yet computed; None
+      where the backend computes nothing.
+    position: where that token stands: prompt + emitted tokens - 1.
+    pages: cover [0, position + remaining) at least.
+    remaining: emit at most this many more tokens.
+    stop_token_ids: emitting one of these ends the row.
+  """
+
+  request_id: str
+  attempt: int
+  token: int | None
+  position: int
+  pages: tuple[int, ...]
+  remaining: int
+  sampling: Sampling = Sampling()
+  stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+  rows: tuple[DecodeRow, ...]
+
+
+@dataclass(frozen=True)
+class DevicePages:
+  """Pages of an instance's KV pool, in token order."""
+
+  instance: str
+  pages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Replica:
+  """One copy of one block in a segment; `replica_id` is never reused.
+
+  Segments are named after the instance that registers the memory.
+  """
+
+  segment: str
+  replica_id: int
+
+
+@dataclass(frozen=True)
+class TransferOp:
+  """Moves KVCache of layers [start_layer, stop_layer) from src to dst.
+
+  Pages to replica offloads, replica to pages onloads, replica to replica
+  copies between segments, pages to pages hands over to decode. The bytes
+  arrive unchanged, in the canonical order of `docs/architecture.md`.
+  """
+
+  src: DevicePages | Replica
+  dst: DevicePages | Replica
+  start_layer: int
+  stop_layer: int
+  num_bytes: int
+
+
+@dataclass(frozen=True)
+class RowTokens:
+  """What one row of a decode batch emitted in one completion.
+
+  `tokens` is empty where the backend computes nothing; else `segment.count`
+  of them. Nothing follows a stop token.
+  """
+
+  request_id: str
+  attempt: int
+  segment: TokenSegment
+  tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+  """Work ended, or (decode only, `done=False`) made progress.
+
+  Attributes:
+    started_s, time_s: when the work began to run and when it ended.
+    error: what went wrong where status is not 'completed'.
+    token: the first token, after a last prefill chunk on devices.
+    rows: what a decode work emitted since its last completion.
+    op_status: of a transfer, one status an op in the order submitted.
+  """
+
+  work_id: WorkId
+  status: Status
+  started_s: float
+  time_s: float
+  error: str = ''
+  token: int | None = None
+  rows: tuple[RowTokens, ...] = ()
+  op_status: tuple[Status, ...] = ()
+  done: bool = True
+
+
+class Backend(Protocol):
+  """Starts work, ends it, tells the time. Called from one thread only."""
+
+  def now_s(self) -> float:
+    """Seconds from the start of the run."""
+    ...
+
+  def prefill(self, instance: str, work: PrefillChunk) -> WorkId:
+    """Computes a chunk; chunks of an instance run in the order given."""
+    ...
+
+  def decode(self, instance: str, batch: DecodeBatch,
+             max_steps: int) -> WorkId:
+    """Steps a batch until a row ends, `max_steps` or `cancel`.
+
+    One decode work at a time per instance: the caller starts the next after
+    the completion with `done=True`.
+    """
+    ...
+
+  def transfer(self, ops: tuple[TransferOp, ...], priority: int,
+               deadline_s: float) -> WorkId:
+    """Moves bytes; lower `priority` first. Past `deadline_s`: 'timeout'.
+
+    A source is read only after the work that writes it has ended, if that
+    work was started before.
+    """
+    ...
+
+  def drop(self, replicas: tuple[Replica, ...]) -> None:
+    """Forgets the replicas' bytes; an op that reads one later fails."""
+    ...
+
+  def cancel(self, work_id: WorkId) -> None:
+    """Ends the work as soon as it can; its completion still comes.
+
+    A decode work ends at the next step boundary as 'completed' with what it
+    emitted. A prefill or transfer already running may still complete. An
+    unknown or ended work is ignored.
+    """
+    ...
+
+  def wait(self, until_s: float | None) -> list[Completion]:
+    """Returns what ended, in order; waits for the first, at most to until_s.
+
+    With None and no work under way it returns at once with an empty list.
+    """
+    ...
+
+  def wake(self) -> None:
+    """Makes a `wait` in another thread return early."""
+    ...

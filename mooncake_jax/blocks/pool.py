@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds which device page: bookkeeping only, no bytes."""
+
+
+class PagePool:
+  """A fixed number of pages, numbered from 1; page 0 is scratch."""
+
+  def __init__(self, num_pages: int):
+    """Makes a pool of `num_pages` pages, scratch included."""
+    if num_pages < 2:
+      raise ValueError(f'{num_pages=} must be >= 2 (page 0 is scratch)')
+    self.num_pages = num_pages
+    self._free = list(range(num_pages - 1, 0, -1))
+    self._held: set[int] = set()
+
+  @property
+  def num_free(self) -> int:
+    return len(self._free)
+
+  @property
+  def capacity(self) -> int:
+    return self.num_pages - 1
+
+  def hold(self, count: int) -> tuple[int, ...] | None:
+    """Takes `count` pages for the caller until release; None if too few."""
+    if count > len(self._free):
+      return None
+    pages = tuple(self._free.pop() for _ in range(count))
+    self._held.update(pages)
+    return pages
+
+  def release(self, pages: tuple[int, ...]) -> None:
+    """Gives pages back; each must be held."""
+    for page in pages:
+      self._held.remove(page)
+    self._free.extend(reversed(pages))
+
+  def check(self) -> None:
+    """Raises AssertionError unless free + held = capacity, no page twice."""
+    free = set(self._free)
+    assert len(free) == len(self._free), 'a page is free twice'
+    assert not free & self._held, 'a page is free and held'
+    assert free | self._held == set(range(1, self.num_pages)), 'a page is lost'

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes and counts of a cluster, as a value that configs bind."""
+
+from dataclasses import dataclass
+
+from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+  """What a cluster is made of.
+
+  Attributes:
+    prefill_instances, decode_instances: how many of each.
+    tensor_parallel: devices an instance.
+    block_size_tokens: unit of storage and reuse; 16-512 in the paper.
+    page_tokens: unit of device memory; divides block_size_tokens.
+    chunk_tokens: prompt tokens prefilled at once (`prefill_chunk`).
+    layers_per_transfer: layers in one part of a transfer.
+    prefill_pool_tokens, decode_pool_tokens: KVCache an instance's devices
+      hold, each at least one request of max_tokens.
+    max_tokens: prompt + output of one request; None: the model's limit.
+    max_batch: rows of a decode batch.
+    max_decode_steps: steps of one decode work; a new request waits for one
+      step, not for all, whatever this is.
+    host_bytes: pinned host memory of a prefill instance's segment.
+    kv_dtype_bytes: bytes of one KVCache element.
+    reuse: False puts nothing and reads nothing.
+    lease_s: how long a block is kept for a reader.
+    transfer_timeout_s, request_timeout_s: deadlines of a transfer and, from
+      its arrival, of a request.
+  """
+
+  prefill_instances: int = 2
+  decode_instances: int = 2
+  tensor_parallel: int = 1
+  block_size_tokens: int = 128
+  page_tokens: int = 64
+  chunk_tokens: int = 256
+  layers_per_transfer: int = 8
+  prefill_pool_tokens: int = 8192
+  decode_pool_tokens: int = 16384
+  max_tokens: int | None = None
+  max_batch: int = 8
+  max_decode_steps: int = 32
+  host_bytes: int = 1 << 30
+  kv_dtype_bytes: int = 4
+  reuse: bool = True
+  lease_s: float = 10.0
+  transfer_timeout_s: float = 30.0
+  request_timeout_s: float = 600.0
+
+  def __post_init__(self):
+    for name in ('prefill_instances', 'decode_instances', 'tensor_parallel',
+                 'block_size_tokens', 'page_tokens', 'chunk_tokens',
+                 'layers_per_transfer', 'prefill_pool_tokens',
+                 'decode_pool_tokens', 'max_batch', 'max_decode_steps',
+                 'kv_dtype_bytes'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 1')
+    for name in ('lease_s', 'transfer_timeout_s', 'request_timeout_s'):
+      if not getattr(self, name) > 0:
+        raise ValueError(
+          f'ClusterSpec.{name}={getattr(self, name)!r} must be > 0 seconds')
+    if self.host_bytes < 0:
+      raise ValueError(f'ClusterSpec.host_bytes={self.host_bytes} must be >= 0')
+    if self.block_size_tokens % self.page_tokens:
+      raise ValueError(
+        f'ClusterSpec.block_size_tokens={self.block_size_tokens} must be a '
+        f'multiple of page_tokens={self.page_tokens}')
+
+  @property
+  def prefill_names(self) -> tuple[str, ...]:
+    return tuple(f'prefill{i}' for i in range(self.prefill_instances))
+
+  @property
+  def decode_names(self) -> tuple[str, ...]:
+    return tuple(f'decode{i}' for i in range(self.decode_instances))
+
+  @property
+  def prefill_pages(self) -> int:
+    """Pages of a prefill instance's pool, scratch page included."""
+    return self.prefill_pool_tokens // self.page_tokens + 1
+
+  @property
+  def decode_pages(self) -> int:
+    """Pages of a decode instance's pool, scratch page included."""
+    return self.decode_pool_tokens // self.page_tokens + 1
+
+  def max_request_tokens(self, model: ModelConfig) -> int:
+    """Longest prompt + output that is served; every pool can hold it."""
+    limit = min(self.max_tokens or model.max_tokens, model.max_tokens)
+    for name in ('prefill_pool_tokens', 'decode_pool_tokens'):
+      room = getattr(self, name) // self.page_tokens * self.page_tokens
+      if self.max_tokens is not None and room < limit:
+        raise ValueError(f'ClusterSpec.{name}={getattr(self, name)} cannot '
+                         f'hold one request of max_tokens={limit}')
+      limit = min(limit, room)
+    return limit
+
+  def layout(self, model: ModelConfig) -> KVLayout:
+    """How the model's KVCache is cut in this cluster."""
+    token_layer_bytes = (2 * model.num_kv_heads * model.head_dim
+                         * self.kv_dtype_bytes)
+    return KVLayout(
+      model.num_layers, token_layer_bytes, self.page_tokens,
+      self.block_size_tokens, min(self.layers_per_transfer, model.num_layers))

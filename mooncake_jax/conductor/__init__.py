@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Conductor: global scheduling by reuse, transfer, queue, compute, SLO."""

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which instance is believed to hold which block, and how far a prompt
+matches.
+
+Two kinds of belief: `stored` blocks were reported by the store; `expected`
+ones belong to a request placed there whose blocks are still to be stored, so
+that the next request of the same prefix follows it (FAST'25 section 4.1: the
+instance's cache is updated at once). A match ends at the first block an
+instance lacks; nothing after it counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mooncake_jax.request import BlockKey
+
+
+@dataclass(frozen=True)
+class Match:
+  """Leading blocks of a prompt an instance can give.
+
+  Attributes:
+    stored: blocks it holds now, which others may fetch too.
+    usable: the same with those expected there by the time they are needed.
+  """
+
+  stored: int = 0
+  usable: int = 0
+
+
+class PrefixIndex:
+  """Beliefs about blocks of all instances."""
+
+  def __init__(self):
+    self._stored: dict[BlockKey, set[str]] = {}
+    self._expected: dict[BlockKey, Counter[str]] = {}
+
+  def add(self, instance: str, keys: Iterable[BlockKey]) -> None:
+    for key in keys:
+      self._stored.setdefault(key, set()).add(instance)
+
+  def discard(self, instance: str, keys: Iterable[BlockKey]) -> None:
+    """Forgets blocks; unknown ones are ignored (late and repeated events)."""
+    for key in keys:
+      holders = self._stored.get(key)
+      if holders is not None:
+        holders.discard(instance)
+        if not holders:
+          del self._stored[key]
+
+  def forget(self, instance: str) -> None:
+    """Forgets all that an instance held or was expected to hold."""
+    self.discard(instance, list(self._stored))
+    for key in [k for k, c in self._expected.items() if instance in c]:
+      del self._expected[key][instance]
+      if not self._expected[key]:
+        del self._expected[key]
+
+  def expect(self, instance: str, keys: Iterable[BlockKey]) -> None:
+    for key in keys:
+      self._expected.setdefault(key, Counter())[instance] += 1
+
+  def unexpect(self, instance: str, keys: Iterable[BlockKey]) -> None:
+    for key in keys:
+      counts = self._expected.get(key)
+      if counts is None or instance not in counts:
+        continue
+      counts[instance] -= 1
+      if not counts[instance]:
+        del counts[instance]
+      if not counts:
+        del self._expected[key]
+
+  def match(self, keys: tuple[BlockKey, ...]) -> dict[str, Match]:
+    """Longest matches of the instances that match at least one block."""
+    stored = self._walk(keys, lambda key: self._stored.get(key, ()))
+    usable = self._walk(keys, self._holders)
+    return {instance: Match(stored.get(instance, 0), count)
+            for instance, count in usable.items()}
+
+  def __len__(self) -> int:
+    """Number of distinct blocks stored somewhere."""
+    return len(self._stored)
+
+  def _holders(self, key: BlockKey) -> set[str]:
+    return self._stored.get(key, set()) | self._expected.get(
+      key, Counter()).keys()
+
+  def _walk(self, keys, holders) -> dict[str, int]:
+    """For five keys held by {a,b} {a,b} {a} {b} {a}: a matches 3, b 2."""
+    matched: dict[str, int] = {}
+    alive = None
+    for i, key in enumerate(keys):
+      here = set(holders(key))
+      alive = here if alive is None else alive & here
+      if not alive:
+        break
+      for instance in alive:
+        matched[instance] = i + 1
+    return matched

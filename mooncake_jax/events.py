@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cluster tells the Conductor and the records: frozen facts.
+
+Every event of a request carries the `attempt` it belongs to; one of an old
+attempt is dropped by whoever reads it.
+"""
+
+from dataclasses import dataclass
+
+from mooncake_jax.request import BlockKey
+from mooncake_jax.request import TokenSegment
+
+
+@dataclass(frozen=True)
+class BlocksStored:
+  """Blocks became readable in `instance`'s segment of medium `tier`."""
+
+  time_s: float
+  instance: str
+  keys: tuple[BlockKey, ...]
+  tier: str = 'host'
+
+
+@dataclass(frozen=True)
+class BlocksEvicted:
+  """Blocks are no longer readable in `instance`'s segment."""
+
+  time_s: float
+  instance: str
+  keys: tuple[BlockKey, ...]
+  tier: str = 'host'
+
+
+@dataclass(frozen=True)
+class RequestEvent:
+  """Base of all events of a request."""
+
+  time_s: float
+  request_id: str
+  attempt: int
+  instance: str
+
+
+@dataclass(frozen=True)
+class PrefixFetched(RequestEvent):
+  """The reused prefix lies in the instance's device pages.
+
+  `started_s` is when the request left the queue; the token counts say which
+  tier each part came from and are 0 where nothing was reused.
+  """
+
+  started_s: float = 0.0
+  local_tokens: int = 0
+  remote_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class PrefillDone(RequestEvent):
+  """The prompt's last chunk ended and gave the first token.
+
+  `started_s` is when the first chunk began to run; `prefill_s` the seconds
+  its chunks ran.
+  """
+
+  started_s: float = 0.0
+  computed_tokens: int = 0
+  prefill_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class KVArrived(RequestEvent):
+  """All of the prompt's KVCache lies in the decode instance's pages."""
+
+
+@dataclass(frozen=True)
+class TokensEmitted(RequestEvent):
+  """New output tokens. `tokens` is empty in a simulation from lengths."""
+
+  segment: TokenSegment
+  tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preempted(RequestEvent):
+  """The request lost its pages; it resumes from the store."""
+
+
+@dataclass(frozen=True)
+class Cancelled(RequestEvent):
+  """Its client went away."""
+
+
+@dataclass(frozen=True)
+class RejectedLate(RequestEvent):
+  """The decode instance refused after prefill; that work is wasted."""
+
+  reason: str = 'tbt'
+  wasted_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finished(RequestEvent):
+  """All output tokens were emitted."""
+
+  num_output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Failed(RequestEvent):
+  """It will not finish, for `reason`."""
+
+  reason: str = ''
+
+
+@dataclass(frozen=True)
+class InstanceLost:
+  time_s: float
+  instance: str
+
+
+@dataclass(frozen=True)
+class InstanceJoined:
+  time_s: float
+  instance: str
+  role: str = 'prefill'
+
+
+StoreEvent = BlocksStored | BlocksEvicted
+Event = StoreEvent | RequestEvent | InstanceLost | InstanceJoined

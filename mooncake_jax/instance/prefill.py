@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prefill instance: queue, fetch of the prefix, chunks, stores, handoffs.
+
+A run leaves the queue in order, when its decode pages are reserved and its
+prefill pages are free. Chunks of an instance run one after another, at most
+`MAX_CHUNKS` handed to the backend, so that the device never waits for the
+loop. As KVCache becomes final it goes to the store by block and to the decode
+instance by page and layer range, while the next chunk computes.
+
+As in FAST'25 sections 3.1 and 3.3. Differs: runs are served first come first
+served; a remote prefix goes straight to device pages and is put to the local
+segment from there (Algorithm 1's replication).
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.blocks.pool import PagePool
+from mooncake_jax.events import BlocksEvicted
+from mooncake_jax.events import BlocksStored
+from mooncake_jax.events import PrefixFetched
+from mooncake_jax.instance.run import Drop
+from mooncake_jax.instance.run import Effects
+from mooncake_jax.instance.run import Run
+from mooncake_jax.instance.run import Start
+from mooncake_jax.instance.run import Work
+from mooncake_jax.request import BlockKey
+from mooncake_jax.store.client import StoreClient
+
+MAX_CHUNKS = 2
+
+
+class PrefillInstance:
+  """State of one prefill instance."""
+
+  def __init__(self, name: str, layout: KVLayout, num_pages: int,
+               chunk_tokens: int, store: StoreClient | None):
+    """Makes an idle instance.
+
+    Args:
+      name: of the instance and of its segment.
+      layout: how KVCache is cut.
+      num_pages: of its device pool, scratch included.
+      chunk_tokens: prefill_chunk of the paper.
+      store: None turns reuse off; nothing is read or put then.
+    """
+    self.name = name
+    self.layout = layout
+    self.pool = PagePool(num_pages)
+    self.chunk_tokens = chunk_tokens
+    self.store = store
+    self.queue: deque[Run] = deque()
+    self._ready: deque[Run] = deque()
+    self._num_chunks = 0
+
+  def enqueue(self, run: Run, now_s: float) -> None:
+    """Queues a run and takes the leases on its prefix."""
+    self._hold_prefix(run, now_s)
+    self.queue.append(run)
+
+  def start_next(self, reserve: Callable[[Run], bool],
+                 now_s: float) -> Effects:
+    """Starts queued runs while decode and prefill pages can be had."""
+    effects: Effects = []
+    while self.queue:
+      run = self.queue[0]
+      if not run.decode_pages and not reserve(run):
+        break
+      pages = self.pool.hold(
+        self.layout.pages_for(run.request.num_prompt_tokens))
+      if pages is None:
+        break
+      self.queue.popleft()
+      run.prefill_pages = pages
+      run.left_queue_s = now_s
+      effects += self._fetch(run, now_s)
+    return effects
+
+  def on_fetch(self, work: Work, completion: Completion,
+               now_s: float) -> Effects:
+    """The prefix arrived, or a leading part of it, or nothing."""
+    run = work.run
+    assert run is not None and self.store is not None
+    arrived = self.store.arrived(work.held, completion, now_s)
+    return self._begin(run, arrived, now_s)
+
+  def on_chunk(self, work: Work, completion: Completion,
+               now_s: float) -> Effects:
+    """A chunk ended: its KVCache is final and goes out."""
+    self._num_chunks -= 1
+    run, chunk = work.run, work.payload
+    assert run is not None and isinstance(chunk, PrefillChunk)
+    effects: Effects = []
+    if not run.ended and completion.status == 'completed':
+      if run.prefill_start_s is None:
+        run.prefill_start_s = completion.started_s
+      run.prefill_s += completion.time_s - completion.started_s
+      run.computed_tokens = chunk.stop
+      effects += self._store(run, now_s) + self._hand_over(run)
+    return effects + self._dispatch()
+
+  def on_put(self, work: Work, completion: Completion,
+             now_s: float) -> Effects:
+    """Blocks were written: publish them, or give them up."""
+    assert self.store is not None
+    published, revoked = self.store.put_done(work.held, completion)
+    effects: Effects = []
+    if published:
+      effects.append(BlocksStored(now_s, self.name,
+                                  tuple(block.key for block in published)))
+    if revoked:
+      effects.append(Drop(tuple(block.replica for block in revoked)))
+    return effects
+
+  def leave(self, run: Run) -> Effects:
+    """Takes an ended run out; its pages go when no work uses them."""
+    if run in self.queue:
+      self.queue.remove(run)
+    if run in self._ready:
+      self._ready.remove(run)
+    return self._dispatch()
+
+  def release(self, run: Run) -> bool:
+    """Frees the run's prefill pages once it is done with them."""
+    done = run.ended or (run.prefilled and not run.handoffs_open)
+    if not run.prefill_pages or run.prefill_uses or not done:
+      return False
+    self.pool.release(run.prefill_pages)
+    run.prefill_pages = ()
+    return True
+
+  def check(self) -> None:
+    self.pool.check()
+    assert 0 <= self._num_chunks <= MAX_CHUNKS
+
+  def _keys(self, run: Run) -> tuple[BlockKey, ...]:
+    """Keys of the prompt's blocks that may be reused."""
+    reusable = self.layout.reusable_blocks(run.request.num_prompt_tokens)
+    return run.request.block_keys[:reusable]
+
+  def _hold_prefix(self, run: Run, now_s: float) -> None:
+    if self.store is not None:
+      run.prefix = self.store.hold_prefix(
+        self._keys(run), self.name, run.placement.fetch_blocks,
+        run.placement.fetch_from, now_s)
+
+  def _fetch(self, run: Run, now_s: float) -> Effects:
+    """Renews the leases and starts the reads, or begins without prefix."""
+    self._hold_prefix(run, now_s)
+    if not run.prefix:
+      return self._begin(run, 0, now_s)
+    assert self.store is not None
+    run.state = 'fetching'
+    ops = self.store.get_ops(run.prefix, self.name, run.prefill_pages)
+    return [Start(Work('fetch', self.name, ops, run, run.prefix))]
+
+  def _begin(self, run: Run, num_blocks: int, now_s: float) -> Effects:
+    """Prefill may start: the first `num_blocks` blocks are on the device."""
+    if run.ended:
+      return []
+    size = self.layout.block_size_tokens
+    local = sum(block.replica.segment == self.name
+                for block in run.prefix[:num_blocks])
+    run.loaded_tokens = run.next_start = run.computed_tokens = (
+      num_blocks * size)
+    run.state = 'prefilling'
+    self._ready.append(run)
+    fetched = PrefixFetched(
+      now_s, *run.key, self.name, run.left_queue_s, local_tokens=local * size,
+      remote_tokens=(num_blocks - local) * size)
+    return [fetched, *self._store(run, now_s), *self._hand_over(run),
+            *self._dispatch()]
+
+  def _dispatch(self) -> Effects:
+    """Hands chunks to the backend, runs in the order they became ready."""
+    effects: Effects = []
+    while self._ready and self._num_chunks < MAX_CHUNKS:
+      run = self._ready[0]
+      chunk = self._next_chunk(run)
+      if chunk.sampling is not None:
+        self._ready.popleft()
+      self._num_chunks += 1
+      effects.append(Start(Work('chunk', self.name, chunk, run)))
+    return effects
+
+  def _next_chunk(self, run: Run) -> PrefillChunk:
+    request, start = run.request, run.next_start
+    stop = min(start + self.chunk_tokens, request.num_prompt_tokens)
+    last = stop == request.num_prompt_tokens
+    run.next_start = stop
+    return PrefillChunk(
+      request.request_id, run.placement.attempt, start, stop,
+      run.prefill_pages,
+      None if request.prompt is None else request.prompt[start:stop],
+      request.sampling if last else None)
+
+  def _store(self, run: Run, now_s: float) -> Effects:
+    """Puts the complete blocks that are new on the device."""
+    if self.store is None:
+      return []
+    keys = run.request.block_keys
+    first = run.stored_blocks
+    last = min(run.computed_tokens // self.layout.block_size_tokens, len(keys))
+    run.stored_blocks = max(first, last)
+    put = self.store.put(keys[first:last], first, self.name,
+                         run.prefill_pages, now_s)
+    if run.prefilled:
+      self.store.master.touch(keys, self.name)
+    effects: Effects = []
+    if put.evicted:
+      effects += [
+        BlocksEvicted(now_s, self.name, tuple(e.key for e in put.evicted)),
+        Drop(tuple(e.replica for e in put.evicted))]
+    if put.ops:
+      effects.append(Start(Work('put', self.name, put.ops, run, put.held)))
+    return effects
+
+  def _hand_over(self, run: Run) -> Effects:
+    """Sends the pages whose KVCache is final to the decode instance."""
+    first = run.handed_pages
+    last = (self.layout.pages_for(run.computed_tokens) if run.prefilled
+            else run.computed_tokens // self.layout.page_tokens)
+    if last == first:
+      return []
+    run.handed_pages = last
+    run.handoffs_open += 1
+    src = DevicePages(self.name, run.prefill_pages[first:last])
+    dst = DevicePages(run.placement.decode, run.decode_pages[first:last])
+    ops = tuple(
+      TransferOp(src, dst, *layers, self.layout.part_bytes(last - first,
+                                                           layers))
+      for layers in self.layout.layer_ranges)
+    return [Start(Work('handoff', self.name, ops, run))]

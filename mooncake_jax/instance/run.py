@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One try of one request inside the cluster, and what its steps cause.
+
+Instances are state machines: their methods change a `Run` and return effects,
+in order, which the cluster carries out. No method waits.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.events import Event
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Request
+from mooncake_jax.store.client import Held
+
+RunKey = tuple[str, int]
+State = Literal['queued', 'fetching', 'prefilling', 'transferring',
+                'decoding', 'ended']
+
+
+@dataclass(eq=False)
+class Run:
+  """Where a try stands. Its pages are its own until no work uses them.
+
+  Attributes:
+    state: what it waits for; 'ended' once its last event was emitted.
+    decode_pages: reserved before prefill starts, so KVCache has a place.
+    prefill_uses, decode_uses: works under way that touch those pages.
+    prefix: the blocks to be read from the store.
+    loaded_tokens: [0, loaded) came from the store.
+    next_start: prompt tokens [0, next_start) are computed or dispatched.
+    computed_tokens: [0, computed) have their KVCache on the device.
+    stored_blocks, handed_pages: put to the store, sent to decode, from 0.
+    handoffs_open: handoff works under way.
+    num_emitted, last_token: of the output.
+  """
+
+  request: Request
+  placement: Placement
+  state: State = 'queued'
+  prefill_pages: tuple[int, ...] = ()
+  decode_pages: tuple[int, ...] = ()
+  prefill_uses: int = 0
+  decode_uses: int = 0
+  prefix: tuple[Held, ...] = ()
+  left_queue_s: float = 0.0
+  loaded_tokens: int = 0
+  next_start: int = 0
+  computed_tokens: int = 0
+  stored_blocks: int = 0
+  handed_pages: int = 0
+  handoffs_open: int = 0
+  prefill_start_s: float | None = None
+  prefill_s: float = 0.0
+  num_emitted: int = 0
+  last_token: int | None = None
+
+  @property
+  def key(self) -> RunKey:
+    return self.request.request_id, self.placement.attempt
+
+  @property
+  def ended(self) -> bool:
+    return self.state == 'ended'
+
+  @property
+  def num_tokens(self) -> int:
+    """Tokens whose KVCache the decode instance must be able to hold."""
+    return self.request.num_prompt_tokens + self.request.max_output_tokens - 1
+
+  @property
+  def prefilled(self) -> bool:
+    return self.computed_tokens == self.request.num_prompt_tokens
+
+
+WorkStep = Literal['fetch', 'chunk', 'put', 'handoff', 'decode']
+Payload = PrefillChunk | DecodeBatch | tuple[TransferOp, ...]
+
+
+@dataclass(eq=False)
+class Work:
+  """Work of an instance at the backend; `run` is None for a decode batch."""
+
+  step: WorkStep
+  instance: str
+  payload: Payload
+  run: Run | None = None
+  held: tuple[Held, ...] = ()
+  work_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+  """Start this work at the backend."""
+
+  work: Work
+
+
+@dataclass(frozen=True)
+class Stop:
+  """Cancel this work; its completion still comes."""
+
+  work: Work
+
+
+@dataclass(frozen=True)
+class Drop:
+  """Forget the bytes of these replicas."""
+
+  replicas: tuple[Replica, ...]
+
+
+Effect = Event | Start | Stop | Drop
+Effects = list[Effect]
+
+
+@dataclass
+class Uses:
+  """Counts works under way by the pages they touch; see `Run`."""
+
+  # (touches prefill pages, touches decode pages)
+  of_step: dict[WorkStep, tuple[int, int]] = field(default_factory=lambda: {
+    'fetch': (1, 0), 'chunk': (1, 0), 'put': (1, 0), 'handoff': (1, 1)})
+
+  def add(self, work: Work, sign: int) -> None:
+    """Adds (sign 1) or removes (-1) a work; a decode batch counts its rows
+    itself."""
+    if work.run is None:
+      return
+    prefill, decode = self.of_step[work.step]
+    work.run.prefill_uses += sign * prefill
+    work.run.decode_uses += sign * decode
+
+
+def failed(completion: Completion) -> str:
+  """Why a work brought nothing; '' if it completed."""
+  if completion.status == 'completed':
+    return ''
+  return completion.error or completion.status

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Request records from the events of a run, and from nothing else."""
+
+from mooncake_jax.events import Cancelled
+from mooncake_jax.events import Event
+from mooncake_jax.events import Failed
+from mooncake_jax.events import Finished
+from mooncake_jax.events import KVArrived
+from mooncake_jax.events import PrefillDone
+from mooncake_jax.events import PrefixFetched
+from mooncake_jax.events import RejectedLate
+from mooncake_jax.events import RequestEvent
+from mooncake_jax.events import TokensEmitted
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Rejection
+from mooncake_jax.request import Request
+from mooncake_jax.request import RequestRecord
+
+
+class RecordBook:
+  """One record a request, in the order the requests came."""
+
+  def __init__(self):
+    self._records: dict[str, RequestRecord] = {}
+
+  @property
+  def records(self) -> list[RequestRecord]:
+    return list(self._records.values())
+
+  def __getitem__(self, request_id: str) -> RequestRecord:
+    return self._records[request_id]
+
+  def __contains__(self, request_id: str) -> bool:
+    return request_id in self._records
+
+  def refused(self, request: Request, reason: str, now_s: float) -> None:
+    """A request that can't be served at all."""
+    record = self._open(request)
+    record.outcome, record.reason, record.finished_s = 'failed', reason, now_s
+
+  def decided(self, request: Request, decision: Placement | Rejection,
+              now_s: float) -> None:
+    """The Conductor placed or rejected it."""
+    record = self._open(request)
+    record.predicted_ttft_s = decision.ttft_s
+    record.predicted_tbt_s = decision.tbt_s
+    if isinstance(decision, Rejection):
+      record.outcome, record.reason = 'rejected', decision.reason
+      record.finished_s = now_s
+    else:
+      record.attempt = decision.attempt
+      record.prefill, record.decode = decision.prefill, decision.decode
+      record.placed_s = now_s
+
+  def observe(self, event: Event) -> RequestRecord | None:
+    """Writes an event down; returns the record if that was its last."""
+    if not isinstance(event, RequestEvent):
+      return None
+    record = self._records[event.request_id]
+    if record.attempt != event.attempt:
+      return None
+    match event:
+      case PrefixFetched():
+        record.fetch_start_s = event.started_s
+        record.reused_tokens = {tier: count for tier, count in (
+          ('local_host', event.local_tokens),
+          ('remote_host', event.remote_tokens)) if count}
+      case PrefillDone():
+        record.prefill_start_s = event.started_s
+        record.prefill_done_s = event.time_s
+        record.prefill_s = event.prefill_s
+      case KVArrived():
+        record.kv_arrived_s = event.time_s
+      case TokensEmitted():
+        if record.first_token_s is None:
+          record.first_token_s = event.segment.first_s
+        record.segments.append(event.segment)
+        record.output_tokens += event.tokens
+      case _:
+        return self._close(record, event)
+    return None
+
+  def _open(self, request: Request) -> RequestRecord:
+    name = request.request_id
+    if name in self._records:
+      raise ValueError(f'request_id={name!r} came twice')
+    record = RequestRecord(name, request.num_prompt_tokens, request.arrival_s)
+    self._records[name] = record
+    return record
+
+  def _close(self, record: RequestRecord,
+             event: RequestEvent) -> RequestRecord | None:
+    match event:
+      case Finished():
+        record.outcome = 'completed'
+      case Failed():
+        record.outcome, record.reason = 'failed', event.reason
+      case Cancelled():
+        record.outcome, record.reason = 'cancelled', 'cancelled'
+      case RejectedLate():
+        record.outcome, record.reason = 'rejected_late', event.reason
+      case _:
+        return None
+    record.finished_s = event.time_s
+    return record

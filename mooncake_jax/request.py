@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses borders: requests, placements and what became of them.
+
+Intervals are half-open, in tokens. A time is `*_s`, in seconds from the start
+of the run, on the backend's clock (virtual or wall).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+BlockKey = bytes
+
+
+@dataclass(frozen=True)
+class Sampling:
+  """How the next token is drawn; the defaults are greedy.
+
+  Attributes:
+    temperature: 0 takes the most likely token.
+    top_k: draw among the k most likely tokens; 0 means all.
+    top_p: draw among the most likely tokens whose mass reaches p.
+    seed: with the token's position, the only source of randomness.
+  """
+
+  temperature: float = 0.0
+  top_k: int = 0
+  top_p: float = 1.0
+  seed: int = 0
+
+  def __post_init__(self):
+    if self.temperature < 0:
+      raise ValueError(f'Sampling.temperature={self.temperature} must be >= 0')
+    if self.top_k < 0:
+      raise ValueError(f'Sampling.top_k={self.top_k} must be >= 0')
+    if not 0 < self.top_p <= 1:
+      raise ValueError(f'Sampling.top_p={self.top_p} must be in (0, 1]')
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+  """One request of a workload.
+
+  Attributes:
+    request_id: unique in a run.
+    arrival_s: seconds from the start of the run.
+    num_prompt_tokens: length of the prompt, at least 1.
+    max_output_tokens: generation stops after this many, at least 1.
+    block_keys: keys of the prompt's complete blocks, first block first.
+    prompt: int32 [num_prompt_tokens]; None in a simulation from lengths.
+    sampling: how tokens are drawn.
+    stop_token_ids: any of these ends the output (and is its last token).
+      Empty for a trace, whose output length is given.
+    tenant: whose request this is.
+  """
+
+  request_id: str
+  arrival_s: float
+  num_prompt_tokens: int
+  max_output_tokens: int
+  block_keys: tuple[BlockKey, ...] = ()
+  prompt: np.ndarray | None = None
+  sampling: Sampling = Sampling()
+  stop_token_ids: tuple[int, ...] = ()
+  tenant: str = ''
+
+  def __post_init__(self):
+    name = f'request {self.request_id!r}'
+    if self.num_prompt_tokens < 1:
+      raise ValueError(f'{name}: num_prompt_tokens={self.num_prompt_tokens}, '
+                       'the prompt is empty')
+    if self.max_output_tokens < 1:
+      raise ValueError(f'{name}: max_output_tokens={self.max_output_tokens} '
+                       'must be >= 1')
+    if self.arrival_s < 0:
+      raise ValueError(f'{name}: arrival_s={self.arrival_s} must be >= 0')
+    if self.prompt is not None and len(self.prompt) != self.num_prompt_tokens:
+      raise ValueError(f'{name}: num_prompt_tokens={self.num_prompt_tokens} '
+                       f'but the prompt has {len(self.prompt)}')
+
+
+@dataclass(frozen=True)
+class Placement:
+  """Where a request goes and what the Conductor expects of it.
+
+  The prefix is a plan made on a view that may be stale: what is gone when the
+  request starts is recomputed. Its blocks [0, local_blocks) lie in the prefill
+  instance's own segment, [local_blocks, local_blocks + fetch_blocks) are first
+  copied there from `fetch_from`'s segment.
+
+  Attributes:
+    attempt: counts the tries of one request, from 0.
+    local_blocks, fetch_blocks: in blocks.
+    fetch_from: name of an instance, or None where fetch_blocks is 0.
+    queue_s, transfer_s, prefill_s: the three predicted terms of TTFT.
+    tbt_s: predicted step time of the decode instance with this request in it.
+  """
+
+  request_id: str
+  attempt: int
+  prefill: str
+  decode: str
+  local_blocks: int = 0
+  fetch_blocks: int = 0
+  fetch_from: str | None = None
+  queue_s: float = 0.0
+  transfer_s: float = 0.0
+  prefill_s: float = 0.0
+  tbt_s: float = 0.0
+
+  @property
+  def reused_blocks(self) -> int:
+    return self.local_blocks + self.fetch_blocks
+
+  @property
+  def ttft_s(self) -> float:
+    return self.queue_s + self.transfer_s + self.prefill_s
+
+
+@dataclass(frozen=True)
+class Rejection:
+  """An early 'no' (HTTP 429), with what was predicted.
+
+  Attributes:
+    reason: which SLO it would miss: 'ttft' or 'tbt'.
+    ttft_s, tbt_s: the predictions that led to it.
+  """
+
+  request_id: str
+  reason: str
+  ttft_s: float
+  tbt_s: float
+
+
+@dataclass(frozen=True)
+class TokenSegment:
+  """Tokens emitted at equal intervals: token i at first_s + i * interval_s.
+
+  A device emits segments of one token; the simulator, long ones.
+  """
+
+  first_s: float
+  interval_s: float
+  count: int
+
+  @property
+  def last_s(self) -> float:
+    return self.first_s + (self.count - 1) * self.interval_s
+
+
+Outcome = Literal['completed', 'rejected', 'rejected_late', 'failed',
+                  'cancelled', 'running']
+
+
+@dataclass
+class RequestRecord:
+  """What became of a request; its time stamps stand in life order.
+
+  Attributes:
+    outcome: 'rejected' before any work, 'rejected_late' after prefill.
+    reason: why it was rejected, failed or cancelled; '' if completed.
+    prompt_tokens: length of the prompt.
+    reused_tokens: prompt tokens not computed, by the tier that held them
+      ('local_host', 'remote_host').
+    prefill_s: seconds its chunks ran.
+    output_tokens: token ids in order (empty in a simulation from lengths).
+    segments: when each output token came.
+    predicted_ttft_s, predicted_tbt_s: the Conductor's at placement.
+  """
+
+  request_id: str
+  prompt_tokens: int
+  arrival_s: float
+  attempt: int = 0
+  prefill: str | None = None
+  decode: str | None = None
+  outcome: Outcome = 'running'
+  reason: str = ''
+  reused_tokens: dict[str, int] = field(default_factory=dict)
+  predicted_ttft_s: float | None = None
+  predicted_tbt_s: float | None = None
+  placed_s: float | None = None
+  fetch_start_s: float | None = None
+  prefill_start_s: float | None = None
+  prefill_done_s: float | None = None
+  prefill_s: float = 0.0
+  kv_arrived_s: float | None = None
+  first_token_s: float | None = None
+  finished_s: float | None = None
+  segments: list[TokenSegment] = field(default_factory=list)
+  output_tokens: list[int] = field(default_factory=list)
+
+  @property
+  def num_output_tokens(self) -> int:
+    return sum(segment.count for segment in self.segments)
+
+  @property
+  def ttft_s(self) -> float | None:
+    if self.first_token_s is None:
+      return None
+    return self.first_token_s - self.arrival_s

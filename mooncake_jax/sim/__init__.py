@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster's physics in virtual time."""
