@@ -153,8 +153,7 @@ class Backend(Protocol):
     """Computes a chunk; chunks of an instance run in the order given."""
     ...
 
-  def decode(self, instance: str, batch: DecodeBatch,
-             max_steps: int) -> WorkId:
+  def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
     """Steps a batch until a row ends, `max_steps` or `cancel`.
 
     One decode work at a time per instance: the caller starts the next after
@@ -162,8 +161,9 @@ class Backend(Protocol):
     """
     ...
 
-  def transfer(self, ops: tuple[TransferOp, ...], priority: int,
-               deadline_s: float) -> WorkId:
+  def transfer(
+    self, ops: tuple[TransferOp, ...], priority: int, deadline_s: float
+  ) -> WorkId:
     """Moves bytes; lower `priority` first. Past `deadline_s`: 'timeout'.
 
     A source is read only after the work that writes it has ended, if that

@@ -7,14 +7,14 @@ when it has ended and no work touches them, so nothing late lands in reused
 pages.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 import heapq
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import RowTokens
-from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
@@ -28,14 +28,13 @@ from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.decode import Recheck
 from mooncake_jax.instance.prefill import PrefillInstance
 from mooncake_jax.instance.run import Drop
-from mooncake_jax.instance.run import Effects
+from mooncake_jax.instance.run import failed
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import RunKey
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Uses
 from mooncake_jax.instance.run import Work
-from mooncake_jax.instance.run import failed
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement
@@ -51,8 +50,13 @@ PRIORITY = {'fetch': 0, 'handoff': 1, 'put': 2}
 class Cluster:
   """Prefill and decode instances, their store and the backend."""
 
-  def __init__(self, spec: ClusterSpec, model: ModelConfig, backend: Backend,
-               recheck: Recheck | None = None):
+  def __init__(
+    self,
+    spec: ClusterSpec,
+    model: ModelConfig,
+    backend: Backend,
+    recheck: Recheck | None = None,
+  ):
     """Makes an idle cluster with empty segments.
 
     Args:
@@ -71,11 +75,19 @@ class Cluster:
     for name in spec.prefill_names:
       self.master.mount(name, spec.host_bytes)
       self.prefill[name] = PrefillInstance(
-        name, self.layout, spec.prefill_pages, spec.chunk_tokens, store)
+        name, self.layout, spec.prefill_pages, spec.chunk_tokens, store
+      )
     self.decode = {
-      name: DecodeInstance(name, self.layout, spec.decode_pages,
-                           spec.max_batch, spec.max_decode_steps, recheck)
-      for name in spec.decode_names}
+      name: DecodeInstance(
+        name,
+        self.layout,
+        spec.decode_pages,
+        spec.max_batch,
+        spec.max_decode_steps,
+        recheck,
+      )
+      for name in spec.decode_names
+    }
     self._runs: dict[RunKey, Run] = {}
     self._works: dict[int, Work] = {}
     self._deadlines: list[tuple[float, RunKey]] = []
@@ -89,13 +101,17 @@ class Cluster:
     """Why this request can never be served; '' if it can."""
     total = request.num_prompt_tokens + request.max_output_tokens
     if total > self.max_tokens:
-      return (f'num_prompt_tokens={request.num_prompt_tokens} + '
-              f'max_output_tokens={request.max_output_tokens} exceeds '
-              f'max_tokens={self.max_tokens}')
+      return (
+        f'num_prompt_tokens={request.num_prompt_tokens} + '
+        f'max_output_tokens={request.max_output_tokens} exceeds '
+        f'max_tokens={self.max_tokens}'
+      )
     blocks = request.num_prompt_tokens // self.layout.block_size_tokens
     if len(request.block_keys) != blocks:
-      return (f'{len(request.block_keys)} block_keys for {blocks} complete '
-              f'blocks of {self.layout.block_size_tokens} tokens')
+      return (
+        f'{len(request.block_keys)} block_keys for {blocks} complete '
+        f'blocks of {self.layout.block_size_tokens} tokens'
+      )
     return ''
 
   def submit(self, request: Request, placement: Placement) -> None:
@@ -105,17 +121,20 @@ class Cluster:
     assert not self.refusal(request), self.refusal(request)
     self._runs[run.key] = run
     now_s = self.backend.now_s()
-    heapq.heappush(self._deadlines,
-                   (request.arrival_s + self.spec.request_timeout_s, run.key))
+    heapq.heappush(
+      self._deadlines,
+      (request.arrival_s + self.spec.request_timeout_s, run.key),
+    )
     self.prefill[placement.prefill].enqueue(run, now_s)
     self._start_next(placement.prefill)
 
-  def cancel(self, request_id: str, reason: str = 'cancelled') -> None:
+  def cancel(self, request_id: str) -> None:
     """Ends the request's tries; their pages go as soon as works allow."""
     for key, run in list(self._runs.items()):
       if key[0] == request_id and not run.ended:
-        self._apply([Cancelled(self.backend.now_s(), *key,
-                               run.placement.prefill)])
+        self._apply(
+          [Cancelled(self.backend.now_s(), *key, run.placement.prefill)]
+        )
 
   def inventory(self, instance: str) -> tuple[BlockKey, ...]:
     """Keys that the instance's segment can serve."""
@@ -126,9 +145,14 @@ class Cluster:
     return not self._runs and not self._works
 
   def step(self, until_s: float | None) -> list[Event]:
-    """Waits for something to happen, at most to `until_s`; returns events."""
+    """Waits for something to happen, at most to `until_s`; returns events.
+
+    Where a submit or cancel has caused events already, it does not wait.
+    """
     deadline_s = self._next_deadline()
-    if deadline_s is not None:
+    if self._events:
+      until_s = self.backend.now_s()
+    elif deadline_s is not None:
       until_s = deadline_s if until_s is None else min(until_s, deadline_s)
     for completion in self.backend.wait(until_s):
       self._complete(completion)
@@ -168,12 +192,14 @@ class Cluster:
     if isinstance(payload, PrefillChunk):
       work.work_id = self.backend.prefill(work.instance, payload)
     elif isinstance(payload, DecodeBatch):
-      work.work_id = self.backend.decode(work.instance, payload,
-                                         self.spec.max_decode_steps)
+      work.work_id = self.backend.decode(
+        work.instance, payload, self.spec.max_decode_steps
+      )
     else:
       deadline_s = self.backend.now_s() + self.spec.transfer_timeout_s
-      work.work_id = self.backend.transfer(payload, PRIORITY[work.step],
-                                           deadline_s)
+      work.work_id = self.backend.transfer(
+        payload, PRIORITY[work.step], deadline_s
+      )
     self._works[work.work_id] = work
 
   def _complete(self, completion: Completion) -> None:
@@ -182,26 +208,33 @@ class Cluster:
     if completion.done:
       del self._works[completion.work_id]
       self._uses.add(work, -1)
-    handler = {'fetch': self._on_fetch, 'chunk': self._on_chunk,
-               'put': self._on_put, 'handoff': self._on_handoff,
-               'decode': self._on_decode}[work.step]
+    handler = {
+      'fetch': self._on_fetch,
+      'chunk': self._on_chunk,
+      'put': self._on_put,
+      'handoff': self._on_handoff,
+      'decode': self._on_decode,
+    }[work.step]
     handler(work, completion)
     if work.run is not None:
       self._release(work.run)
 
   def _on_fetch(self, work: Work, completion: Completion) -> None:
-    self._apply(self.prefill[work.instance].on_fetch(
-      work, completion, completion.time_s))
+    self._apply(
+      self.prefill[work.instance].on_fetch(work, completion, completion.time_s)
+    )
 
   def _on_put(self, work: Work, completion: Completion) -> None:
-    self._apply(self.prefill[work.instance].on_put(
-      work, completion, completion.time_s))
+    self._apply(
+      self.prefill[work.instance].on_put(work, completion, completion.time_s)
+    )
 
   def _on_chunk(self, work: Work, completion: Completion) -> None:
     run, chunk = work.run, work.payload
     assert run is not None and isinstance(chunk, PrefillChunk)
-    self._apply(self.prefill[work.instance].on_chunk(
-      work, completion, completion.time_s))
+    self._apply(
+      self.prefill[work.instance].on_chunk(work, completion, completion.time_s)
+    )
     if run.ended:
       return
     if why := failed(completion):
@@ -212,19 +245,36 @@ class Cluster:
   def _prefill_done(self, run: Run, completion: Completion) -> None:
     time_s, start_s = completion.time_s, run.prefill_start_s
     assert start_s is not None
-    self._apply([PrefillDone(
-      time_s, *run.key, run.placement.prefill, start_s,
-      run.computed_tokens - run.loaded_tokens, run.prefill_s)])
+    self._apply(
+      [
+        PrefillDone(
+          time_s,
+          *run.key,
+          run.placement.prefill,
+          start_s,
+          run.computed_tokens - run.loaded_tokens,
+          run.prefill_s,
+        )
+      ]
+    )
     decode = self.decode[run.placement.decode]
     if not decode.accepts(run):
-      self._apply([RejectedLate(time_s, *run.key, decode.name, 'tbt',
-                                run.prefill_s)])
+      self._apply(
+        [RejectedLate(time_s, *run.key, decode.name, 'tbt', run.prefill_s)]
+      )
       return
     token = completion.token
     run.state = 'transferring'
-    self._apply(decode.emit(run, RowTokens(
-      *run.key, TokenSegment(time_s, 0.0, 1),
-      () if token is None else (token,))))
+    self._apply(
+      decode.emit(
+        run,
+        RowTokens(
+          *run.key,
+          TokenSegment(time_s, 0.0, 1),
+          () if token is None else (token,),
+        ),
+      )
+    )
     self._try_join(run, time_s)
 
   def _on_handoff(self, work: Work, completion: Completion) -> None:
@@ -292,8 +342,11 @@ class Cluster:
       self._start_next(name)
 
   def _start_next(self, name: str) -> None:
-    self._apply(self.prefill[name].start_next(
-      lambda run: self._reserve(name, run), self.backend.now_s()))
+    self._apply(
+      self.prefill[name].start_next(
+        lambda run: self._reserve(name, run), self.backend.now_s()
+      )
+    )
 
   def _reserve(self, name: str, run: Run) -> bool:
     """Reserves decode pages, or notes that prefill `name` waits for some."""
@@ -314,5 +367,9 @@ class Cluster:
         return
       run = self._runs[heapq.heappop(self._deadlines)[1]]
       if not run.ended:
-        self._fail(run, now_s, f'deadline while {run.state}: '
-                   f'request_timeout_s={self.spec.request_timeout_s}')
+        self._fail(
+          run,
+          now_s,
+          f'deadline while {run.state}: '
+          f'request_timeout_s={self.spec.request_timeout_s}',
+        )

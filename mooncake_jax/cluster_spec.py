@@ -52,24 +52,36 @@ class ClusterSpec:
   request_timeout_s: float = 600.0
 
   def __post_init__(self):
-    for name in ('prefill_instances', 'decode_instances', 'tensor_parallel',
-                 'block_size_tokens', 'page_tokens', 'chunk_tokens',
-                 'layers_per_transfer', 'prefill_pool_tokens',
-                 'decode_pool_tokens', 'max_batch', 'max_decode_steps',
-                 'kv_dtype_bytes'):
+    for name in (
+      'prefill_instances',
+      'decode_instances',
+      'tensor_parallel',
+      'block_size_tokens',
+      'page_tokens',
+      'chunk_tokens',
+      'layers_per_transfer',
+      'prefill_pool_tokens',
+      'decode_pool_tokens',
+      'max_batch',
+      'max_decode_steps',
+      'kv_dtype_bytes',
+    ):
       if getattr(self, name) < 1:
         raise ValueError(
-          f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 1')
+          f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 1'
+        )
     for name in ('lease_s', 'transfer_timeout_s', 'request_timeout_s'):
       if not getattr(self, name) > 0:
         raise ValueError(
-          f'ClusterSpec.{name}={getattr(self, name)!r} must be > 0 seconds')
+          f'ClusterSpec.{name}={getattr(self, name)!r} must be > 0 seconds'
+        )
     if self.host_bytes < 0:
       raise ValueError(f'ClusterSpec.host_bytes={self.host_bytes} must be >= 0')
     if self.block_size_tokens % self.page_tokens:
       raise ValueError(
         f'ClusterSpec.block_size_tokens={self.block_size_tokens} must be a '
-        f'multiple of page_tokens={self.page_tokens}')
+        f'multiple of page_tokens={self.page_tokens}'
+      )
 
   @property
   def prefill_names(self) -> tuple[str, ...]:
@@ -95,15 +107,22 @@ class ClusterSpec:
     for name in ('prefill_pool_tokens', 'decode_pool_tokens'):
       room = getattr(self, name) // self.page_tokens * self.page_tokens
       if self.max_tokens is not None and room < limit:
-        raise ValueError(f'ClusterSpec.{name}={getattr(self, name)} cannot '
-                         f'hold one request of max_tokens={limit}')
+        raise ValueError(
+          f'ClusterSpec.{name}={getattr(self, name)} cannot '
+          f'hold one request of max_tokens={limit}'
+        )
       limit = min(limit, room)
     return limit
 
   def layout(self, model: ModelConfig) -> KVLayout:
     """How the model's KVCache is cut in this cluster."""
-    token_layer_bytes = (2 * model.num_kv_heads * model.head_dim
-                         * self.kv_dtype_bytes)
+    token_layer_bytes = (
+      2 * model.num_kv_heads * model.head_dim * self.kv_dtype_bytes
+    )
     return KVLayout(
-      model.num_layers, token_layer_bytes, self.page_tokens,
-      self.block_size_tokens, min(self.layers_per_transfer, model.num_layers))
+      model.num_layers,
+      token_layer_bytes,
+      self.page_tokens,
+      self.block_size_tokens,
+      min(self.layers_per_transfer, model.num_layers),
+    )

@@ -5,7 +5,8 @@ Intervals are half-open, in tokens. A time is `*_s`, in seconds from the start
 of the run, on the backend's clock (virtual or wall).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field
 from typing import Literal
 
 import numpy as np
@@ -68,16 +69,21 @@ class Request:
   def __post_init__(self):
     name = f'request {self.request_id!r}'
     if self.num_prompt_tokens < 1:
-      raise ValueError(f'{name}: num_prompt_tokens={self.num_prompt_tokens}, '
-                       'the prompt is empty')
+      raise ValueError(
+        f'{name}: num_prompt_tokens={self.num_prompt_tokens}, '
+        'the prompt is empty'
+      )
     if self.max_output_tokens < 1:
-      raise ValueError(f'{name}: max_output_tokens={self.max_output_tokens} '
-                       'must be >= 1')
+      raise ValueError(
+        f'{name}: max_output_tokens={self.max_output_tokens} must be >= 1'
+      )
     if self.arrival_s < 0:
       raise ValueError(f'{name}: arrival_s={self.arrival_s} must be >= 0')
     if self.prompt is not None and len(self.prompt) != self.num_prompt_tokens:
-      raise ValueError(f'{name}: num_prompt_tokens={self.num_prompt_tokens} '
-                       f'but the prompt has {len(self.prompt)}')
+      raise ValueError(
+        f'{name}: num_prompt_tokens={self.num_prompt_tokens} '
+        f'but the prompt has {len(self.prompt)}'
+      )
 
 
 @dataclass(frozen=True)
@@ -149,8 +155,9 @@ class TokenSegment:
     return self.first_s + (self.count - 1) * self.interval_s
 
 
-Outcome = Literal['completed', 'rejected', 'rejected_late', 'failed',
-                  'cancelled', 'running']
+Outcome = Literal[
+  'completed', 'rejected', 'rejected_late', 'failed', 'cancelled', 'running'
+]
 
 
 @dataclass

@@ -86,8 +86,9 @@ def serve(
   return book.records, journal
 
 
-def replay(journal: Journal, requests: Iterable[Request],
-           conductor: Conductor) -> list[Placement | Rejection]:
+def replay(
+  journal: Journal, requests: Iterable[Request], conductor: Conductor
+) -> list[Placement | Rejection]:
   """Asks a fresh Conductor what a recorded run asked; same spec, same answers.
 
   Args:
@@ -105,8 +106,14 @@ def replay(journal: Journal, requests: Iterable[Request],
   return decisions
 
 
-def _arrive(request: Request, conductor: Conductor, cluster: Cluster,
-            book: RecordBook, journal: Journal, now_s: float) -> None:
+def _arrive(
+  request: Request,
+  conductor: Conductor,
+  cluster: Cluster,
+  book: RecordBook,
+  journal: Journal,
+  now_s: float,
+) -> None:
   """Places one request; a bad one is recorded and the run goes on."""
   if reason := cluster.refusal(request):
     book.refused(request, reason, now_s)

@@ -12,13 +12,18 @@ from mooncake_jax.blocks.keys import prefix_keys
 TOKENS = np.arange(1, 9)
 
 
-@pytest.mark.parametrize('extra,expected', [
-  ({}, (2164874634404590027, 17270480062156288726)),
-  ({'lora': 'adapter-A'}, (2672389869369184802, 2930887600816385705)),
-  ({'salt': 'tenant-salt'}, (13142020951183496025, 4203791783824221722)),
-  ({'lora': 'adapter-A', 'salt': 'tenant-salt'},
-   (17539136676481425472, 3818960430654273638)),
-])
+@pytest.mark.parametrize(
+  'extra,expected',
+  [
+    ({}, (2164874634404590027, 17270480062156288726)),
+    ({'lora': 'adapter-A'}, (2672389869369184802, 2930887600816385705)),
+    ({'salt': 'tenant-salt'}, (13142020951183496025, 4203791783824221722)),
+    (
+      {'lora': 'adapter-A', 'salt': 'tenant-salt'},
+      (17539136676481425472, 3818960430654273638),
+    ),
+  ],
+)
 def test_keys_equal_the_published_vectors(extra, expected):
   keys = prefix_keys(TOKENS, 4, identity='0', **extra)
   assert tuple(map(low64, keys)) == expected
@@ -31,7 +36,9 @@ def test_only_complete_blocks_have_keys():
 
 @hypothesis.given(
   st.lists(st.integers(0, 2**32 - 1), min_size=6, max_size=24),
-  st.integers(0, 23), st.integers(0, 2**32 - 1))
+  st.integers(0, 23),
+  st.integers(0, 2**32 - 1),
+)
 def test_a_changed_token_changes_its_block_and_all_after(tokens, where, new):
   where %= len(tokens)
   changed = list(tokens)
@@ -46,6 +53,7 @@ def test_a_changed_token_changes_its_block_and_all_after(tokens, where, new):
 def test_the_integer_encoding_is_that_of_cbor(tokens):
   from mooncake_jax.blocks.keys import _encode_uints
   from mooncake_jax.blocks.keys import _head
+
   body, ends = _encode_uints(np.array(tokens))
   parts = [_head(0, token) for token in tokens]
   assert body == b''.join(parts)

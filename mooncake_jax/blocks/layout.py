@@ -34,7 +34,8 @@ class KVLayout:
     if self.block_size_tokens % self.page_tokens:
       raise ValueError(
         f'block_size_tokens={self.block_size_tokens} must be a multiple of '
-        f'page_tokens={self.page_tokens}')
+        f'page_tokens={self.page_tokens}'
+      )
 
   @property
   def pages_per_block(self) -> int:
@@ -48,8 +49,10 @@ class KVLayout:
   def layer_ranges(self) -> tuple[tuple[int, int], ...]:
     """[start, stop) of each part: 5 layers by 2 are (0,2) (2,4) (4,5)."""
     step = self.layers_per_transfer
-    return tuple((start, min(start + step, self.num_layers))
-                 for start in range(0, self.num_layers, step))
+    return tuple(
+      (start, min(start + step, self.num_layers))
+      for start in range(0, self.num_layers, step)
+    )
 
   def pages_for(self, num_tokens: int) -> int:
     return -(-num_tokens // self.page_tokens)
@@ -61,8 +64,7 @@ class KVLayout:
 
   def part_bytes(self, num_pages: int, layers: tuple[int, int]) -> int:
     num_layers = layers[1] - layers[0]
-    return (num_pages * self.page_tokens * num_layers
-            * self.token_layer_bytes)
+    return num_pages * self.page_tokens * num_layers * self.token_layer_bytes
 
   def reusable_blocks(self, num_tokens: int) -> int:
     """Complete blocks before the last token, which is always computed.

@@ -17,9 +17,9 @@ from mooncake_jax.conductor.load import DecodeLoad
 from mooncake_jax.conductor.load import PrefillLoad
 from mooncake_jax.conductor.prefix_index import Match
 from mooncake_jax.conductor.prefix_index import PrefixIndex
-from mooncake_jax.conductor.select_prefill import POLICIES
 from mooncake_jax.conductor.select_prefill import Candidate
 from mooncake_jax.conductor.select_prefill import Choice
+from mooncake_jax.conductor.select_prefill import POLICIES
 from mooncake_jax.conductor.select_prefill import Question
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.events import BlocksEvicted
@@ -62,21 +62,30 @@ class ConductorSpec:
   seed: int = 0
 
   def __post_init__(self):
-    for name, valid in (('policy', tuple(POLICIES)),
-                        ('admission', ADMISSIONS)):
+    for name, valid in (('policy', tuple(POLICIES)), ('admission', ADMISSIONS)):
       if getattr(self, name) not in valid:
-        raise ValueError(f'ConductorSpec.{name}={getattr(self, name)!r} is '
-                         f'not one of {", ".join(valid)}')
+        raise ValueError(
+          f'ConductorSpec.{name}={getattr(self, name)!r} is '
+          f'not one of {", ".join(valid)}'
+        )
     if self.balancing_threshold < 1:
-      raise ValueError('ConductorSpec.balancing_threshold='
-                       f'{self.balancing_threshold} must be >= 1')
+      raise ValueError(
+        'ConductorSpec.balancing_threshold='
+        f'{self.balancing_threshold} must be >= 1'
+      )
 
 
 class Conductor:
   """Beliefs about one cluster, and decisions on them."""
 
-  def __init__(self, spec: ConductorSpec, cluster: ClusterSpec,
-               model: ModelConfig, costs: CostModel, slo: SLO):
+  def __init__(
+    self,
+    spec: ConductorSpec,
+    cluster: ClusterSpec,
+    model: ModelConfig,
+    costs: CostModel,
+    slo: SLO,
+  ):
     """Makes a Conductor of an idle cluster with empty segments.
 
     Args:
@@ -108,9 +117,18 @@ class Conductor:
     if reason:
       return Rejection(request.request_id, reason, choice.ttft_s, tbt_s)
     placement = Placement(
-      request.request_id, 0, choice.instance, decode, choice.local_blocks,
-      choice.fetch_blocks, choice.fetch_from, choice.queue_s,
-      choice.transfer_s, choice.prefill_s, tbt_s)
+      request.request_id,
+      0,
+      choice.instance,
+      decode,
+      choice.local_blocks,
+      choice.fetch_blocks,
+      choice.fetch_from,
+      choice.queue_s,
+      choice.transfer_s,
+      choice.prefill_s,
+      tbt_s,
+    )
     self._reserve(request, placement, now_s)
     return placement
 
@@ -136,11 +154,13 @@ class Conductor:
     request, placement = placed
     match event:
       case TokensEmitted():
-        self._decode[placement.decode].grow(request.request_id,
-                                            event.segment.count)
+        self._decode[placement.decode].grow(
+          request.request_id, event.segment.count
+        )
       case PrefillDone():
-        self._prefill[placement.prefill].remove(request.request_id,
-                                                event.time_s)
+        self._prefill[placement.prefill].remove(
+          request.request_id, event.time_s
+        )
       case Finished() | Failed() | Cancelled() | RejectedLate():
         self._forget(request, placement, event.time_s)
 
@@ -152,11 +172,18 @@ class Conductor:
     candidates = tuple(
       Candidate(name, match.usable, match.stored, load.queue_s(now_s))
       for name, load in self._prefill.items()
-      for match in (matches.get(name, Match()),))
+      for match in (matches.get(name, Match()),)
+    )
     return Question(
-      request.num_prompt_tokens, candidates, self.costs,
-      self._layout.block_size_tokens, self._layout.block_bytes,
-      self._chunk_tokens, self.spec.balancing_threshold, self._rng)
+      request.num_prompt_tokens,
+      candidates,
+      self.costs,
+      self._layout.block_size_tokens,
+      self._layout.block_bytes,
+      self._chunk_tokens,
+      self.spec.balancing_threshold,
+      self._rng,
+    )
 
   def _select_decode(self, request: Request) -> tuple[str, float]:
     """SelectDecodingInstance: least predicted TBT, among those with room."""
@@ -183,19 +210,22 @@ class Conductor:
       return 'ttft'
     return 'tbt' if tbt_s > self.slo.tbt_s else ''
 
-  def _reserve(self, request: Request, placement: Placement,
-               now_s: float) -> None:
+  def _reserve(
+    self, request: Request, placement: Placement, now_s: float
+  ) -> None:
     name = request.request_id
     assert name not in self._placed, f'request {name!r} is placed already'
     self._placed[name] = request, placement
     self._prefill[placement.prefill].add(
-      name, placement.transfer_s + placement.prefill_s, now_s)
+      name, placement.transfer_s + placement.prefill_s, now_s
+    )
     self._decode[placement.decode].add(request)
     if self._reuse:
       self.index.expect(placement.prefill, request.block_keys)
 
-  def _forget(self, request: Request, placement: Placement,
-              now_s: float) -> None:
+  def _forget(
+    self, request: Request, placement: Placement, now_s: float
+  ) -> None:
     name = request.request_id
     del self._placed[name]
     self._prefill[placement.prefill].remove(name, now_s)

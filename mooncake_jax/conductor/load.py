@@ -50,7 +50,8 @@ class DecodeLoad:
     tokens = request.num_prompt_tokens
     self._context_tokens[request.request_id] = tokens
     self._reserved_tokens[request.request_id] = (
-      tokens + request.max_output_tokens)
+      tokens + request.max_output_tokens
+    )
 
   def grow(self, request_id: str, num_tokens: int) -> None:
     if request_id in self._context_tokens:

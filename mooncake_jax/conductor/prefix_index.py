@@ -76,16 +76,19 @@ class PrefixIndex:
     """Longest matches of the instances that match at least one block."""
     stored = self._walk(keys, lambda key: self._stored.get(key, ()))
     usable = self._walk(keys, self._holders)
-    return {instance: Match(stored.get(instance, 0), count)
-            for instance, count in usable.items()}
+    return {
+      instance: Match(stored.get(instance, 0), count)
+      for instance, count in usable.items()
+    }
 
   def __len__(self) -> int:
     """Number of distinct blocks stored somewhere."""
     return len(self._stored)
 
   def _holders(self, key: BlockKey) -> set[str]:
-    return self._stored.get(key, set()) | self._expected.get(
-      key, Counter()).keys()
+    return (
+      self._stored.get(key, set()) | self._expected.get(key, Counter()).keys()
+    )
 
   def _walk(self, keys, holders) -> dict[str, int]:
     """For five keys held by {a,b} {a,b} {a} {b} {a}: a matches 3, b 2."""

@@ -60,9 +60,14 @@ class Question:
     if extra:
       transfer_s += self.costs.transfer_s(extra * self.block_bytes, 'copy')
     return Choice(
-      at.instance, local, extra, fetch.instance if fetch and extra else None,
-      at.queue_s, transfer_s,
-      self.costs.prompt_s(self.num_tokens, prefix, self.chunk_tokens))
+      at.instance,
+      local,
+      extra,
+      fetch.instance if fetch and extra else None,
+      at.queue_s,
+      transfer_s,
+      self.costs.prompt_s(self.num_tokens, prefix, self.chunk_tokens),
+    )
 
 
 @dataclass(frozen=True)
@@ -92,14 +97,18 @@ def random(question: Question) -> Choice:
 
 def load_balancing(question: Question) -> Choice:
   """The instance with the shortest queue; ties are drawn."""
-  return question.price(_least(
-    question, question.candidates, lambda at: at.queue_s))
+  return question.price(
+    _least(question, question.candidates, lambda at: at.queue_s)
+  )
 
 
 def cache_aware(question: Question) -> Choice:
   """The least predicted TTFT with each instance's own prefix only."""
-  return _least(question, [question.price(at) for at in question.candidates],
-                lambda choice: choice.ttft_s)
+  return _least(
+    question,
+    [question.price(at) for at in question.candidates],
+    lambda choice: choice.ttft_s,
+  )
 
 
 def kvcache_centric(question: Question) -> Choice:
@@ -113,7 +122,8 @@ def kvcache_centric(question: Question) -> Choice:
   choices = []
   for at in question.candidates:
     if _ratio(best.stored_blocks, at.prefix_blocks) > (
-        question.balancing_threshold):
+      question.balancing_threshold
+    ):
       choices.append(question.price(at, fetch=best))
     else:
       choices.append(question.price(at))
@@ -140,4 +150,5 @@ def _least(question: Question, items, cost):
   costs = [cost(item) for item in items]
   least = min(costs)
   return question.rng.choice(
-    [item for item, c in zip(items, costs) if c == least])
+    [item for item, c in zip(items, costs) if c == least]
+  )

@@ -33,8 +33,15 @@ Recheck = Callable[[int, int], bool]
 class DecodeInstance:
   """State of one decode instance."""
 
-  def __init__(self, name: str, layout: KVLayout, num_pages: int,
-               max_batch: int, max_steps: int, recheck: Recheck | None = None):
+  def __init__(
+    self,
+    name: str,
+    layout: KVLayout,
+    num_pages: int,
+    max_batch: int,
+    max_steps: int,
+    recheck: Recheck | None = None,
+  ):
     """Makes an idle instance.
 
     Args:
@@ -80,9 +87,12 @@ class DecodeInstance:
     if row.tokens:
       run.last_token = row.tokens[-1]
     effects: Effects = [
-      TokensEmitted(time_s, *run.key, self.name, row.segment, row.tokens)]
-    if (run.num_emitted >= run.request.max_output_tokens
-        or run.last_token in run.request.stop_token_ids):
+      TokensEmitted(time_s, *run.key, self.name, row.segment, row.tokens)
+    ]
+    if (
+      run.num_emitted >= run.request.max_output_tokens
+      or run.last_token in run.request.stop_token_ids
+    ):
       effects.append(Finished(time_s, *run.key, self.name, run.num_emitted))
     return effects
 
@@ -158,7 +168,12 @@ class DecodeInstance:
   def _row(self, run: Run) -> DecodeRow:
     request = run.request
     return DecodeRow(
-      request.request_id, run.placement.attempt, run.last_token,
-      request.num_prompt_tokens + run.num_emitted - 1, run.decode_pages,
-      request.max_output_tokens - run.num_emitted, request.sampling,
-      request.stop_token_ids)
+      request.request_id,
+      run.placement.attempt,
+      run.last_token,
+      request.num_prompt_tokens + run.num_emitted - 1,
+      run.decode_pages,
+      request.max_output_tokens - run.num_emitted,
+      request.sampling,
+      request.stop_token_ids,
+    )

@@ -38,8 +38,14 @@ MAX_CHUNKS = 2
 class PrefillInstance:
   """State of one prefill instance."""
 
-  def __init__(self, name: str, layout: KVLayout, num_pages: int,
-               chunk_tokens: int, store: StoreClient | None):
+  def __init__(
+    self,
+    name: str,
+    layout: KVLayout,
+    num_pages: int,
+    chunk_tokens: int,
+    store: StoreClient | None,
+  ):
     """Makes an idle instance.
 
     Args:
@@ -63,8 +69,7 @@ class PrefillInstance:
     self._hold_prefix(run, now_s)
     self.queue.append(run)
 
-  def start_next(self, reserve: Callable[[Run], bool],
-                 now_s: float) -> Effects:
+  def start_next(self, reserve: Callable[[Run], bool], now_s: float) -> Effects:
     """Starts queued runs while decode and prefill pages can be had."""
     effects: Effects = []
     while self.queue:
@@ -72,7 +77,8 @@ class PrefillInstance:
       if not run.decode_pages and not reserve(run):
         break
       pages = self.pool.hold(
-        self.layout.pages_for(run.request.num_prompt_tokens))
+        self.layout.pages_for(run.request.num_prompt_tokens)
+      )
       if pages is None:
         break
       self.queue.popleft()
@@ -81,16 +87,18 @@ class PrefillInstance:
       effects += self._fetch(run, now_s)
     return effects
 
-  def on_fetch(self, work: Work, completion: Completion,
-               now_s: float) -> Effects:
+  def on_fetch(
+    self, work: Work, completion: Completion, now_s: float
+  ) -> Effects:
     """The prefix arrived, or a leading part of it, or nothing."""
     run = work.run
     assert run is not None and self.store is not None
     arrived = self.store.arrived(work.held, completion, now_s)
     return self._begin(run, arrived, now_s)
 
-  def on_chunk(self, work: Work, completion: Completion,
-               now_s: float) -> Effects:
+  def on_chunk(
+    self, work: Work, completion: Completion, now_s: float
+  ) -> Effects:
     """A chunk ended: its KVCache is final and goes out."""
     self._num_chunks -= 1
     run, chunk = work.run, work.payload
@@ -104,15 +112,15 @@ class PrefillInstance:
       effects += self._store(run, now_s) + self._hand_over(run)
     return effects + self._dispatch()
 
-  def on_put(self, work: Work, completion: Completion,
-             now_s: float) -> Effects:
+  def on_put(self, work: Work, completion: Completion, now_s: float) -> Effects:
     """Blocks were written: publish them, or give them up."""
     assert self.store is not None
     published, revoked = self.store.put_done(work.held, completion)
     effects: Effects = []
     if published:
-      effects.append(BlocksStored(now_s, self.name,
-                                  tuple(block.key for block in published)))
+      effects.append(
+        BlocksStored(now_s, self.name, tuple(block.key for block in published))
+      )
     if revoked:
       effects.append(Drop(tuple(block.replica for block in revoked)))
     return effects
@@ -146,8 +154,12 @@ class PrefillInstance:
   def _hold_prefix(self, run: Run, now_s: float) -> None:
     if self.store is not None:
       run.prefix = self.store.hold_prefix(
-        self._keys(run), self.name, run.placement.fetch_blocks,
-        run.placement.fetch_from, now_s)
+        self._keys(run),
+        self.name,
+        run.placement.fetch_blocks,
+        run.placement.fetch_from,
+        now_s,
+      )
 
   def _fetch(self, run: Run, now_s: float) -> Effects:
     """Renews the leases and starts the reads, or begins without prefix."""
@@ -164,17 +176,26 @@ class PrefillInstance:
     if run.ended:
       return []
     size = self.layout.block_size_tokens
-    local = sum(block.replica.segment == self.name
-                for block in run.prefix[:num_blocks])
-    run.loaded_tokens = run.next_start = run.computed_tokens = (
-      num_blocks * size)
+    local = sum(
+      block.replica.segment == self.name for block in run.prefix[:num_blocks]
+    )
+    run.loaded_tokens = run.next_start = run.computed_tokens = num_blocks * size
     run.state = 'prefilling'
     self._ready.append(run)
     fetched = PrefixFetched(
-      now_s, *run.key, self.name, run.left_queue_s, local_tokens=local * size,
-      remote_tokens=(num_blocks - local) * size)
-    return [fetched, *self._store(run, now_s), *self._hand_over(run),
-            *self._dispatch()]
+      now_s,
+      *run.key,
+      self.name,
+      run.left_queue_s,
+      local_tokens=local * size,
+      remote_tokens=(num_blocks - local) * size,
+    )
+    return [
+      fetched,
+      *self._store(run, now_s),
+      *self._hand_over(run),
+      *self._dispatch(),
+    ]
 
   def _dispatch(self) -> Effects:
     """Hands chunks to the backend, runs in the order they became ready."""
@@ -194,10 +215,14 @@ class PrefillInstance:
     last = stop == request.num_prompt_tokens
     run.next_start = stop
     return PrefillChunk(
-      request.request_id, run.placement.attempt, start, stop,
+      request.request_id,
+      run.placement.attempt,
+      start,
+      stop,
       run.prefill_pages,
       None if request.prompt is None else request.prompt[start:stop],
-      request.sampling if last else None)
+      request.sampling if last else None,
+    )
 
   def _store(self, run: Run, now_s: float) -> Effects:
     """Puts the complete blocks that are new on the device."""
@@ -207,15 +232,17 @@ class PrefillInstance:
     first = run.stored_blocks
     last = min(run.computed_tokens // self.layout.block_size_tokens, len(keys))
     run.stored_blocks = max(first, last)
-    put = self.store.put(keys[first:last], first, self.name,
-                         run.prefill_pages, now_s)
+    put = self.store.put(
+      keys[first:last], first, self.name, run.prefill_pages, now_s
+    )
     if run.prefilled:
       self.store.master.touch(keys, self.name)
     effects: Effects = []
     if put.evicted:
       effects += [
         BlocksEvicted(now_s, self.name, tuple(e.key for e in put.evicted)),
-        Drop(tuple(e.replica for e in put.evicted))]
+        Drop(tuple(e.replica for e in put.evicted)),
+      ]
     if put.ops:
       effects.append(Start(Work('put', self.name, put.ops, run, put.held)))
     return effects
@@ -223,8 +250,11 @@ class PrefillInstance:
   def _hand_over(self, run: Run) -> Effects:
     """Sends the pages whose KVCache is final to the decode instance."""
     first = run.handed_pages
-    last = (self.layout.pages_for(run.computed_tokens) if run.prefilled
-            else run.computed_tokens // self.layout.page_tokens)
+    last = (
+      self.layout.pages_for(run.computed_tokens)
+      if run.prefilled
+      else run.computed_tokens // self.layout.page_tokens
+    )
     if last == first:
       return []
     run.handed_pages = last
@@ -232,7 +262,9 @@ class PrefillInstance:
     src = DevicePages(self.name, run.prefill_pages[first:last])
     dst = DevicePages(run.placement.decode, run.decode_pages[first:last])
     ops = tuple(
-      TransferOp(src, dst, *layers, self.layout.part_bytes(last - first,
-                                                           layers))
-      for layers in self.layout.layer_ranges)
+      TransferOp(
+        src, dst, *layers, self.layout.part_bytes(last - first, layers)
+      )
+      for layers in self.layout.layer_ranges
+    )
     return [Start(Work('handoff', self.name, ops, run))]

@@ -5,7 +5,8 @@ Instances are state machines: their methods change a `Run` and return effects,
 in order, which the cluster carries out. No method waits.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field
 from typing import Literal
 
 from mooncake_jax.backend import Completion
@@ -19,8 +20,9 @@ from mooncake_jax.request import Request
 from mooncake_jax.store.client import Held
 
 RunKey = tuple[str, int]
-State = Literal['queued', 'fetching', 'prefilling', 'transferring',
-                'decoding', 'ended']
+State = Literal[
+  'queued', 'fetching', 'prefilling', 'transferring', 'decoding', 'ended'
+]
 
 
 @dataclass(eq=False)
@@ -124,8 +126,14 @@ class Uses:
   """Counts works under way by the pages they touch; see `Run`."""
 
   # (touches prefill pages, touches decode pages)
-  of_step: dict[WorkStep, tuple[int, int]] = field(default_factory=lambda: {
-    'fetch': (1, 0), 'chunk': (1, 0), 'put': (1, 0), 'handoff': (1, 1)})
+  of_step: dict[WorkStep, tuple[int, int]] = field(
+    default_factory=lambda: {
+      'fetch': (1, 0),
+      'chunk': (1, 0),
+      'put': (1, 0),
+      'handoff': (1, 1),
+    }
+  )
 
   def add(self, work: Work, sign: int) -> None:
     """Adds (sign 1) or removes (-1) a work; a decode batch counts its rows

@@ -38,8 +38,9 @@ class RecordBook:
     record = self._open(request)
     record.outcome, record.reason, record.finished_s = 'failed', reason, now_s
 
-  def decided(self, request: Request, decision: Placement | Rejection,
-              now_s: float) -> None:
+  def decided(
+    self, request: Request, decision: Placement | Rejection, now_s: float
+  ) -> None:
     """The Conductor placed or rejected it."""
     record = self._open(request)
     record.predicted_ttft_s = decision.ttft_s
@@ -62,9 +63,14 @@ class RecordBook:
     match event:
       case PrefixFetched():
         record.fetch_start_s = event.started_s
-        record.reused_tokens = {tier: count for tier, count in (
-          ('local_host', event.local_tokens),
-          ('remote_host', event.remote_tokens)) if count}
+        record.reused_tokens = {
+          tier: count
+          for tier, count in (
+            ('local_host', event.local_tokens),
+            ('remote_host', event.remote_tokens),
+          )
+          if count
+        }
       case PrefillDone():
         record.prefill_start_s = event.started_s
         record.prefill_done_s = event.time_s
@@ -88,8 +94,9 @@ class RecordBook:
     self._records[name] = record
     return record
 
-  def _close(self, record: RequestRecord,
-             event: RequestEvent) -> RequestRecord | None:
+  def _close(
+    self, record: RequestRecord, event: RequestEvent
+  ) -> RequestRecord | None:
     match event:
       case Finished():
         record.outcome = 'completed'

@@ -78,40 +78,49 @@ class VirtualBackend:
     start_s, end_s = self._occupy(('prefill', instance), seconds)
     return self._end(Completion(next(self._ids), 'completed', start_s, end_s))
 
-  def decode(self, instance: str, batch: DecodeBatch,
-             max_steps: int) -> WorkId:
+  def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
     num_rows = len(batch.rows)
     num_steps = min(max_steps, min(row.remaining for row in batch.rows))
     context = sum(row.position + 1 for row in batch.rows)
     first_step_s = self._costs.decode_step_s(num_rows, context)
     last_step_s = self._costs.decode_step_s(
-      num_rows, context + (num_steps - 1) * num_rows)
+      num_rows, context + (num_steps - 1) * num_rows
+    )
     total_s = num_steps * (first_step_s + last_step_s) / 2
-    interval_s = ((total_s - first_step_s) / (num_steps - 1)
-                  if num_steps > 1 else 0.0)
+    interval_s = (
+      (total_s - first_step_s) / (num_steps - 1) if num_steps > 1 else 0.0
+    )
     work_id = next(self._ids)
-    work = _Decoding(batch, self._now_s, self._now_s + first_step_s,
-                     interval_s, num_steps)
+    work = _Decoding(
+      batch, self._now_s, self._now_s + first_step_s, interval_s, num_steps
+    )
     self._decoding[work_id] = work
     heapq.heappush(self._ends, (work.step_end_s(num_steps), work_id))
     return work_id
 
-  def transfer(self, ops: tuple[TransferOp, ...], priority: int,
-               deadline_s: float) -> WorkId:
+  def transfer(
+    self, ops: tuple[TransferOp, ...], priority: int, deadline_s: float
+  ) -> WorkId:
     num_bytes: dict[tuple[Link, str], int] = defaultdict(int)
     for op in ops:
       num_bytes[_link(op)] += op.num_bytes
     spans = [
       self._occupy((link, owner), self._costs.transfer_s(count, link))
-      for (link, owner), count in num_bytes.items()]
+      for (link, owner), count in num_bytes.items()
+    ]
     start_s = min((s for s, _ in spans), default=self._now_s)
     end_s = max((e for _, e in spans), default=self._now_s)
     work_id = next(self._ids)
     self._ops[work_id] = ops
     late = end_s > deadline_s
-    return self._end(Completion(
-      work_id, 'timeout' if late else 'completed', start_s,
-      max(min(end_s, deadline_s), self._now_s)))
+    return self._end(
+      Completion(
+        work_id,
+        'timeout' if late else 'completed',
+        start_s,
+        max(min(end_s, deadline_s), self._now_s),
+      )
+    )
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:
     for replica in replicas:
@@ -146,8 +155,9 @@ class VirtualBackend:
   def wake(self) -> None:
     """Nothing to wake: wait never blocks."""
 
-  def _occupy(self, resource: tuple[str, str],
-              seconds: float) -> tuple[float, float]:
+  def _occupy(
+    self, resource: tuple[str, str], seconds: float
+  ) -> tuple[float, float]:
     start_s = max(self._now_s, self._free_s[resource])
     self._free_s[resource] = start_s + seconds
     return start_s, start_s + seconds
@@ -170,20 +180,33 @@ class VirtualBackend:
 
   def _decoded(self, work_id: WorkId, work: _Decoding) -> Completion:
     segment = TokenSegment(work.first_s, work.interval_s, work.num_steps)
-    rows = tuple(RowTokens(row.request_id, row.attempt, segment)
-                 for row in work.batch.rows)
-    return Completion(work_id, 'completed', work.start_s,
-                      work.step_end_s(work.num_steps), rows=rows)
-
-  def _moved(self, completion: Completion,
-             ops: tuple[TransferOp, ...]) -> Completion:
-    """Each op's status; reads of bytes that are not there fail."""
-    status = tuple(self._move(op, completion.status) for op in ops)
-    bad = next((s for s in status if s != 'completed'), None)
+    rows = tuple(
+      RowTokens(row.request_id, row.attempt, segment) for row in work.batch.rows
+    )
     return Completion(
-      completion.work_id, bad or 'completed', completion.started_s,
-      completion.time_s, '' if bad is None else f'an op is {bad!r}',
-      op_status=status)
+      work_id,
+      'completed',
+      work.start_s,
+      work.step_end_s(work.num_steps),
+      rows=rows,
+    )
+
+  def _moved(
+    self, completion: Completion, ops: tuple[TransferOp, ...]
+  ) -> Completion:
+    """Each op's status; reads of bytes that are not there fail."""
+    status: tuple[Status, ...] = tuple(
+      self._move(op, completion.status) for op in ops
+    )
+    bad: Status | None = next((s for s in status if s != 'completed'), None)
+    return Completion(
+      completion.work_id,
+      bad or 'completed',
+      completion.started_s,
+      completion.time_s,
+      '' if bad is None else f'an op is {bad!r}',
+      op_status=status,
+    )
 
   def _move(self, op: TransferOp, status: Status) -> Status:
     part = (op.start_layer, op.stop_layer)

@@ -42,9 +42,14 @@ class StoreClient:
     self.master = master
     self.layout = layout
 
-  def hold_prefix(self, keys: tuple[BlockKey, ...], segment: str,
-                  max_remote_blocks: int, prefer: str | None,
-                  now_s: float) -> tuple[Held, ...]:
+  def hold_prefix(
+    self,
+    keys: tuple[BlockKey, ...],
+    segment: str,
+    max_remote_blocks: int,
+    prefer: str | None,
+    now_s: float,
+  ) -> tuple[Held, ...]:
     """Takes leases on the longest prefix at hand; valid for `lease_s`.
 
     Blocks in `segment` always serve. Up to `max_remote_blocks` others may
@@ -57,61 +62,77 @@ class StoreClient:
       replica = by_segment.get(segment)
       if replica is None and by_segment and remote < max_remote_blocks:
         remote += 1
-        replica = by_segment.get(prefer or '',
-                                 next(iter(by_segment.values())))
+        replica = by_segment.get(prefer or '', next(iter(by_segment.values())))
       if replica is None:
         break
       held.append(Held(key, replica))
     return tuple(held)
 
-  def get_ops(self, held: tuple[Held, ...], instance: str,
-              pages: tuple[int, ...]) -> tuple[TransferOp, ...]:
+  def get_ops(
+    self, held: tuple[Held, ...], instance: str, pages: tuple[int, ...]
+  ) -> tuple[TransferOp, ...]:
     """Reads of the held blocks into `pages`, first layers first."""
     n = self.layout.pages_per_block
     return tuple(
-      TransferOp(block.replica,
-                 DevicePages(instance, self.layout.block_pages(pages, i)),
-                 *layers, self.layout.part_bytes(n, layers))
+      TransferOp(
+        block.replica,
+        DevicePages(instance, self.layout.block_pages(pages, i)),
+        *layers,
+        self.layout.part_bytes(n, layers),
+      )
       for layers in self.layout.layer_ranges
-      for i, block in enumerate(held))
+      for i, block in enumerate(held)
+    )
 
-  def arrived(self, held: tuple[Held, ...], completion: Completion,
-              now_s: float) -> int:
+  def arrived(
+    self, held: tuple[Held, ...], completion: Completion, now_s: float
+  ) -> int:
     """How many leading blocks of `held` did arrive and were theirs.
 
     A block counts if all its parts were read and its lease still runs.
     """
     whole = self._whole(held, completion)
     for i, block in enumerate(held):
-      if not (whole[i] and self.master.lease_valid(
-          block.key, block.replica, now_s)):
+      if not (
+        whole[i] and self.master.lease_valid(block.key, block.replica, now_s)
+      ):
         return i
     return len(held)
 
-  def put(self, keys: tuple[BlockKey, ...], first_block: int, instance: str,
-          pages: tuple[int, ...], now_s: float) -> Put:
+  def put(
+    self,
+    keys: tuple[BlockKey, ...],
+    first_block: int,
+    instance: str,
+    pages: tuple[int, ...],
+    now_s: float,
+  ) -> Put:
     """Starts storing blocks [first_block, first_block + len(keys)).
 
     Those already in the instance's segment, or without room, are left out.
     """
     held, evicted, places = [], [], []
     for i, key in enumerate(keys, first_block):
-      start = self.master.put_start(key, self.layout.block_bytes, instance,
-                                    now_s)
+      start = self.master.put_start(
+        key, self.layout.block_bytes, instance, now_s
+      )
       evicted += start.evicted
       if start.replica is not None:
         held.append(Held(key, start.replica))
         places.append(DevicePages(instance, self.layout.block_pages(pages, i)))
     n = self.layout.pages_per_block
     ops = tuple(
-      TransferOp(place, block.replica, *layers,
-                 self.layout.part_bytes(n, layers))
+      TransferOp(
+        place, block.replica, *layers, self.layout.part_bytes(n, layers)
+      )
       for layers in self.layout.layer_ranges
-      for block, place in zip(held, places))
+      for block, place in zip(held, places)
+    )
     return Put(tuple(held), ops, tuple(evicted))
 
-  def put_done(self, held: tuple[Held, ...],
-               completion: Completion) -> tuple[list[Held], list[Held]]:
+  def put_done(
+    self, held: tuple[Held, ...], completion: Completion
+  ) -> tuple[list[Held], list[Held]]:
     """Publishes what was written whole; returns (published, revoked)."""
     published, revoked = [], []
     for block, whole in zip(held, self._whole(held, completion)):
@@ -122,8 +143,9 @@ class StoreClient:
         revoked.append(block)
     return published, revoked
 
-  def _whole(self, held: tuple[Held, ...],
-             completion: Completion) -> list[bool]:
+  def _whole(
+    self, held: tuple[Held, ...], completion: Completion
+  ) -> list[bool]:
     """For each held block, whether every one of its parts completed."""
     status = completion.op_status
     n = len(held)

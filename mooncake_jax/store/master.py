@@ -16,8 +16,10 @@ that of touches, not of lease ends.
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field
 import itertools
+import math
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.request import BlockKey
@@ -29,8 +31,7 @@ class _Segment:
 
   capacity_bytes: int
   used_bytes: int = 0
-  replicas: OrderedDict[BlockKey, '_Copy'] = field(
-    default_factory=OrderedDict)
+  replicas: OrderedDict[BlockKey, '_Copy'] = field(default_factory=OrderedDict)
 
 
 @dataclass
@@ -45,7 +46,7 @@ class _Object:
   """A block: its copies by segment and the end of its lease."""
 
   copies: dict[str, _Copy] = field(default_factory=dict)
-  lease_until_s: float = 0.0
+  lease_until_s: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,12 @@ class PutStart:
 class Master:
   """Metadata of all segments of one cluster."""
 
-  def __init__(self, lease_s: float = 10.0, high_watermark: float = 0.95,
-               eviction_ratio: float = 0.05):
+  def __init__(
+    self,
+    lease_s: float = 10.0,
+    high_watermark: float = 0.95,
+    eviction_ratio: float = 0.05,
+  ):
     """Makes a Master with no segment.
 
     Args:
@@ -113,8 +118,9 @@ class Master:
     del self._segments[segment]
     return keys
 
-  def put_start(self, key: BlockKey, size_bytes: int, segment: str,
-                now_s: float) -> PutStart:
+  def put_start(
+    self, key: BlockKey, size_bytes: int, segment: str, now_s: float
+  ) -> PutStart:
     """Allocates an unpublished replica in `segment`, evicting if need be."""
     if size_bytes < 1:
       raise ValueError(f'{size_bytes=} must be >= 1')
@@ -165,12 +171,14 @@ class Master:
   def exists(self, key: BlockKey) -> bool:
     return bool(self.peek(key))
 
-  def lease_valid(self, key: BlockKey, replica: Replica,
-                  now_s: float) -> bool:
+  def lease_valid(self, key: BlockKey, replica: Replica, now_s: float) -> bool:
     """Whether bytes read from `replica` up to now are the block's."""
     copy = self._find(key, replica)
-    return (copy is not None and copy.complete
-            and self._objects[key].lease_until_s >= now_s)
+    return (
+      copy is not None
+      and copy.complete
+      and self._objects[key].lease_until_s >= now_s
+    )
 
   def touch(self, keys: Iterable[BlockKey], segment: str) -> None:
     """Marks a chain as just used in `segment`: tails go before heads."""
@@ -193,8 +201,11 @@ class Master:
 
   def inventory(self, segment: str) -> tuple[BlockKey, ...]:
     """Keys that `segment` can serve, least recently touched first."""
-    return tuple(key for key, copy in self._segments[segment].replicas.items()
-                 if copy.complete)
+    return tuple(
+      key
+      for key, copy in self._segments[segment].replicas.items()
+      if copy.complete
+    )
 
   def used_bytes(self, segment: str) -> int:
     return self._segments[segment].used_bytes
@@ -218,8 +229,9 @@ class Master:
 
   def _in_use(self, key: BlockKey, now_s: float) -> bool:
     block = self._objects[key]
-    return (block.lease_until_s >= now_s
-            or any(not copy.complete for copy in block.copies.values()))
+    return block.lease_until_s >= now_s or any(
+      not copy.complete for copy in block.copies.values()
+    )
 
   def _forget(self, key: BlockKey, segment: str) -> None:
     block = self._objects[key]
@@ -230,8 +242,9 @@ class Master:
     if not block.copies:
       del self._objects[key]
 
-  def _make_room(self, segment: str, size_bytes: int,
-                 now_s: float) -> tuple[Evicted, ...]:
+  def _make_room(
+    self, segment: str, size_bytes: int, now_s: float
+  ) -> tuple[Evicted, ...]:
     space = self._segments[segment]
     limit = int(space.capacity_bytes * self.high_watermark)
     need = space.used_bytes + size_bytes - limit

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The virtual backend: seconds by the costs, and deciders under failures."""
+
+from dataclasses import replace
+
+import hypothesis
+from hypothesis import strategies as st
+from lifecycle import COSTS
+from lifecycle import make_conductor
+from lifecycle import MODEL
+from lifecycle import shared_prefix_requests
+from lifecycle import SPEC
+import numpy as np
+import pytest
+
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import DecodeRow
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.cluster import Cluster
+from mooncake_jax.serve import serve
+from mooncake_jax.sim.virtual import VirtualBackend
+
+
+def _row(name, position, remaining):
+  return DecodeRow(name, 0, None, position, (1,), remaining)
+
+
+def _drain(backend):
+  done = []
+  while completions := backend.wait(None):
+    done += completions
+  return done
+
+
+def test_chunks_of_an_instance_run_one_after_another():
+  backend = VirtualBackend(COSTS)
+  for start in (0, 10):
+    backend.prefill('p', PrefillChunk('r', 0, start, start + 10, (1,)))
+  backend.prefill('q', PrefillChunk('s', 0, 0, 10, (1,)))
+  a, c, b = sorted(_drain(backend), key=lambda d: d.time_s)
+  one = COSTS.prefill_s(10, 0)
+  assert a.time_s == c.time_s == one
+  assert (b.started_s, b.time_s) == (one, one + COSTS.prefill_s(10, 10))
+
+
+def test_a_decode_work_is_the_sum_of_its_steps():
+  backend = VirtualBackend(COSTS)
+  rows = (_row('a', 9, 7), _row('b', 29, 20))
+  backend.decode('d', DecodeBatch(rows), max_steps=100)
+  (done,) = _drain(backend)
+  steps = [COSTS.decode_step_s(2, 40 + 2 * i) for i in range(7)]
+  assert done.time_s == pytest.approx(sum(steps))
+  assert done.rows[0].segment.count == 7
+  assert done.rows[0].segment.first_s == steps[0]
+  assert done.rows[1].segment.last_s == pytest.approx(done.time_s)
+
+
+@hypothesis.given(st.floats(0, 1.2))
+def test_a_cancelled_decode_ends_at_the_next_step_boundary(share):
+  backend = VirtualBackend(COSTS)
+  batch = DecodeBatch((_row('a', 9, 10),))
+  work = backend.decode('d', batch, max_steps=10)
+  twin = VirtualBackend(COSTS)
+  twin.decode('d', batch, max_steps=10)
+  (whole,) = _drain(twin)
+  cut_s = share * whole.time_s
+  done = backend.wait(cut_s)
+  backend.cancel(work)
+  done += _drain(backend)
+  assert len(done) == 1
+  segment = done[0].rows[0].segment
+  boundaries = [
+    whole.rows[0].segment.first_s + i * whole.rows[0].segment.interval_s
+    for i in range(10)
+  ]
+  due = [t for t in boundaries if t >= cut_s - 1e-12][:1] or boundaries[-1:]
+  assert done[0].time_s == pytest.approx(due[0])
+  assert segment.count == boundaries.index(due[0]) + 1
+
+
+def test_transfers_of_a_link_share_it_and_others_do_not():
+  backend = VirtualBackend(COSTS)
+  op = TransferOp(DevicePages('p', (1,)), DevicePages('d', (1,)), 0, 2, 10**6)
+  other = replace(op, src=DevicePages('q', (1,)))
+  for ops in ((op,), (op,), (other,)):
+    backend.transfer(ops, 1, 100.0)
+  times = sorted(c.time_s for c in _drain(backend))
+  one = COSTS.transfer_s(10**6, 'handoff')
+  assert times == pytest.approx([one, one, 2 * one])
+
+
+def test_a_transfer_past_its_deadline_times_out():
+  backend = VirtualBackend(COSTS)
+  op = TransferOp(DevicePages('p', (1,)), DevicePages('d', (1,)), 0, 2, 10**9)
+  backend.transfer((op,), 1, deadline_s=0.5)
+  (done,) = _drain(backend)
+  assert (done.status, done.time_s, done.op_status) == (
+    'timeout',
+    0.5,
+    ('timeout',),
+  )
+
+
+def test_reading_what_was_dropped_fails():
+  backend = VirtualBackend(COSTS)
+  replica = Replica('p', 7)
+  write = TransferOp(DevicePages('p', (1,)), replica, 0, 2, 10)
+  read = TransferOp(replica, DevicePages('p', (2,)), 0, 2, 10)
+  backend.transfer((write,), 2, 9.0)
+  assert _drain(backend)[0].status == 'completed'
+  backend.transfer((read, replace(read, start_layer=2, stop_layer=3)), 0, 9.0)
+  assert _drain(backend)[0].op_status == ('completed', 'failed')
+  backend.drop((replica,))
+  backend.transfer((read,), 0, 9.0)
+  assert _drain(backend)[0].op_status == ('failed',)
+
+
+def test_wait_stops_the_clock_at_until():
+  backend = VirtualBackend(COSTS)
+  backend.prefill('p', PrefillChunk('r', 0, 0, 10, (1,)))
+  assert backend.wait(1e-4) == []
+  assert backend.now_s() == 1e-4
+  assert len(backend.wait(9.0)) == 1
+  assert backend.now_s() == COSTS.prefill_s(10, 0)
+
+
+class _FlakyBackend(VirtualBackend):
+  """Fails a share of all works, seeded."""
+
+  def __init__(self, share, seed):
+    super().__init__(COSTS)
+    self._share, self._rng = share, np.random.default_rng(seed)
+
+  def wait(self, until_s):
+    return [self._spoil(c) for c in super().wait(until_s)]
+
+  def _spoil(self, completion):
+    if self._rng.random() >= self._share:
+      return completion
+    status = str(self._rng.choice(['failed', 'timeout']))
+    ops = tuple(
+      status if self._rng.random() < 0.5 else s for s in completion.op_status
+    )
+    return replace(
+      completion, status=status, error='spoilt', rows=(), op_status=ops
+    )
+
+
+@pytest.mark.parametrize('seed', range(12))
+@pytest.mark.parametrize('share', [0.02, 0.3])
+def test_failing_works_fail_requests_and_leak_nothing(share, seed):
+  """Whatever fails, every request ends, for a reason, and all is free."""
+  spec = replace(
+    SPEC,
+    prefill_pool_tokens=96,
+    decode_pool_tokens=96,
+    host_bytes=9 * 8 * 3 * 128,
+    lease_s=0.02,
+  )
+  cluster = Cluster(spec, MODEL, _FlakyBackend(share, seed))
+  requests = shared_prefix_requests(25, every_s=0.002, seed=seed)
+  records, _ = serve(
+    requests,
+    make_conductor(spec),
+    cluster,
+    on_event=lambda event: cluster.check(),
+  )
+  assert {r.outcome for r in records} <= {'completed', 'failed'}
+  assert all(r.reason for r in records if r.outcome == 'failed')
+  assert any(r.outcome == 'failed' for r in records) or share < 0.1
+  assert cluster.idle
+  cluster.check()
