@@ -21,6 +21,7 @@ FLOORS = {
   'request': 1,
   'slo': 1,
   'blocks': 1,
+  'cluster_spec': 2,
   'events': 2,
   'backend': 2,
   'costs': 2,

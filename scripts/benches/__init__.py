@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All benchmarks, by name: a function (quick) -> rows each."""
+
+from collections.abc import Callable
+
+from scripts.benches.decode import decode
+from scripts.benches.prefill import prefill
+from scripts.benches.rows import Row
+
+BENCHES: dict[str, Callable[[bool], list[Row]]] = {
+  'prefill': prefill,
+  'decode': decode,
+}

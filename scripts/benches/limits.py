@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine can do at most, measured in the same run.
+
+Each limit is the simplest program that does nothing else: one large matrix
+product, one pass over a large matrix, one copy.
+"""
+
+import jax
+from jax import numpy as jnp
+import numpy as np
+
+from scripts.benches.rows import best_s
+
+
+def gemm_flops_per_s(repeats: int) -> float:
+  """Peak of float32 matrix products [512, 2048] x [2048, 2048]."""
+  x_TD = jnp.ones((512, 2048))
+  w_DF = jnp.ones((2048, 2048))
+  seconds = best_s(lambda: _product(x_TD, w_DF), repeats)
+  return 2 * 512 * 2048 * 2048 / seconds
+
+
+def read_bytes_per_s(repeats: int) -> float:
+  """Memory bandwidth of vector-matrix products over 256 MiB of float32."""
+  x_TD = jnp.ones((1, 4096))
+  w_DF = jnp.ones((4096, 16384))
+  seconds = best_s(lambda: _product(x_TD, w_DF), repeats)
+  return w_DF.nbytes / seconds
+
+
+def copy_bytes_per_s(num_bytes: int, repeats: int) -> float:
+  """memcpy into memory that is already mapped."""
+  source = np.ones(num_bytes // 4, np.float32)
+  target = np.zeros_like(source)
+  return num_bytes / best_s(lambda: np.copyto(target, source), repeats)
+
+
+@jax.jit
+def _product(x_TD: jax.Array, w_DF: jax.Array) -> jax.Array:
+  return x_TD @ w_DF

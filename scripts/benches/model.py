@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model that the benchmarks run: SmolLM2-135M's shape, random weights.
+
+Times depend on shapes alone, so no checkpoint is needed.
+"""
+
+from collections.abc import Sequence
+
+import jax
+from jax import numpy as jnp
+import numpy as np
+
+from mooncake_jax.model import pages
+from mooncake_jax.model import params
+from mooncake_jax.model import sharding
+from mooncake_jax.model.decode import decode_step
+from mooncake_jax.model.decode import DecodeState
+from mooncake_jax.model.prefill import prefill_chunk
+from mooncake_jax.model.sampling import SamplingRows
+from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.request import Sampling
+
+CONFIG = ModelConfig(
+  family='llama',
+  vocab_size=49152,
+  model_dim=576,
+  mlp_dim=1536,
+  num_layers=30,
+  num_heads=9,
+  num_kv_heads=3,
+  head_dim=64,
+  max_tokens=8192,
+  rope_theta=100000.0,
+  norm_eps=1e-5,
+  tie_embeddings=True,
+)
+PAGE_TOKENS = 64
+
+
+class Model:
+  """Weights and a KV pool on one device, with the two steps over them."""
+
+  def __init__(
+    self, max_tokens: int, max_batch: int, config: ModelConfig = CONFIG
+  ):
+    self.config = config
+    self.mesh = sharding.make_mesh(jax.devices()[:1], config)
+    made = params.init_params(CONFIG, jax.random.key(0), mesh=self.mesh)
+    self.params = params.materialize_unembed(made)
+    self._pages = -(-max_tokens // PAGE_TOKENS)
+    self._kv = pages.init_pool(
+      CONFIG, 1 + max_batch * self._pages, PAGE_TOKENS, mesh=self.mesh
+    )
+
+  def _table(self, row: int) -> np.ndarray:
+    return 1 + row * self._pages + np.arange(self._pages, dtype=np.int32)
+
+  def prefill(self, chunk_tokens: int, prefix_tokens: int) -> jax.Array:
+    """One chunk on a prefix; returns its token."""
+    host = (
+      np.arange(chunk_tokens, dtype=np.int32),
+      self._table(0),
+      np.int32(prefix_tokens),
+      np.int32(chunk_tokens),
+      SamplingRows.of([Sampling()]),
+    )
+    token, _, self._kv = prefill_chunk(
+      self.params, CONFIG, self._kv, *sharding.place(host, self.mesh)
+    )
+    return token
+
+  def batch(self, positions: Sequence[int]) -> DecodeState:
+    """A batch whose rows stand at these positions."""
+    count = len(positions)
+    state = DecodeState(
+      tokens_B=np.ones(count, np.int32),
+      positions_B=np.array(positions, np.int32),
+      active_B=np.ones(count, bool),
+      page_table_BP=np.stack([self._table(i) for i in range(count)]),
+      sampling=SamplingRows.of([Sampling()] * count),
+    )
+    return sharding.place(state, self.mesh)
+
+  def decode(self, state: DecodeState) -> DecodeState:
+    state, self._kv = decode_step(self.params, CONFIG, self._kv, state)
+    return state
+
+  @property
+  def step_bytes(self) -> int:
+    """Weights that each step must read: all but the embedding's rows."""
+    leaves = jax.tree.leaves({**self.params, 'embed': jnp.zeros(0)})
+    return sum(leaf.nbytes for leaf in leaves)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A benchmark's figures, and how its times are taken."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+import time
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class Row:
+  """One figure.
+
+  Attributes:
+    metric: 'prefill.gemm_share', unique over all benchmarks.
+    reference: what the figure or its target rests on.
+    target: the figure must reach it; None where nothing is asked of it.
+    at_most: the target is an upper limit, not a lower one.
+  """
+
+  metric: str
+  value: float
+  unit: str
+  reference: str = ''
+  target: float | None = None
+  at_most: bool = False
+
+  @property
+  def ok(self) -> bool:
+    if self.target is None:
+      return True
+    if self.at_most:
+      return self.value <= self.target
+    return self.value >= self.target
+
+  def to_dict(self) -> dict[str, Any]:
+    return {
+      'metric': self.metric,
+      'value': self.value,
+      'unit': self.unit,
+      'reference': self.reference,
+      'target': self.target,
+      'ok': self.ok,
+    }
+
+
+def best_s(work: Callable[[], Any], repeats: int) -> float:
+  """Seconds of the fastest of `repeats` calls, after one to warm up.
+
+  The fastest, not the mean: what else the machine does only adds time.
+  """
+  jax.block_until_ready(work())
+  times_s = []
+  for _ in range(repeats):
+    start_s = time.perf_counter()
+    jax.block_until_ready(work())
+    times_s.append(time.perf_counter() - start_s)
+  return min(times_s)
