@@ -11,7 +11,10 @@ from collections.abc import Iterator
 import math
 from typing import NamedTuple
 
-from mooncake_jax.model import params
+import jax
+import numpy as np
+
+from mooncake_jax.model import params as params_lib
 from mooncake_jax.model.params import Params
 from mooncake_jax.model_config import ModelConfig
 
@@ -72,7 +75,7 @@ class Stored(NamedTuple):
 
 def stored_tree(config: ModelConfig) -> Params:
   """The tree of parameters with a `Stored` at each leaf, layers a tuple."""
-  declared = params.declarations(config)
+  declared = params_lib.declarations(config)
   layers = tuple(
     {
       key: _stored(config, LAYER, key, d, f'model.layers.{i}.')
@@ -92,15 +95,37 @@ def all_stored(config: ModelConfig) -> Iterator[Stored]:
   yield from tree.values()
 
 
+def tensors(
+  params: Params, config: ModelConfig
+) -> Iterator[tuple[Stored, np.ndarray]]:
+  """Every tensor of the checkpoint that these parameters make, on the host.
+
+  Layers may be stacked; a copy of tied embeddings is left out.
+  """
+  unstacked = params_lib.unstack_layers(params)
+  tree = stored_tree(config)
+  for stored, layer in zip(tree.pop('layers'), unstacked['layers']):
+    yield from (
+      (stored[key], _tensor(stored[key], layer[key])) for key in stored
+    )
+  for key, stored in tree.items():
+    yield stored, _tensor(stored, unstacked[key])
+
+
+def _tensor(stored: Stored, value: jax.Array) -> np.ndarray:
+  split = np.asarray(value).transpose(stored.inverse)
+  return np.ascontiguousarray(split.reshape(stored.shape))
+
+
 def _stored(
   config: ModelConfig,
   table: dict[str, tuple[str, str]],
   key: str,
-  declared: params.Declaration,
+  declared: params_lib.Declaration,
   prefix: str = '',
 ) -> Stored:
   name, dims = table[key]
-  sizes = params.axis_sizes(config)
+  sizes = params_lib.axis_sizes(config)
   letters = dims.replace(' ', '')
   return Stored(
     prefix + name,

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
 
 from mooncake_jax.model import params as params_lib
+from mooncake_jax.model.checkpoints import source
 from mooncake_jax.model.params import Params
 from mooncake_jax.model_config import ModelConfig
 
@@ -29,7 +30,8 @@ def save_orbax(path: str | Path, params: Params, config: ModelConfig) -> None:
   root.mkdir(parents=True, exist_ok=True)
   tree = params_lib.unstack_layers(params)
   keys = params_lib.declarations(config)  # no copy of tied embeddings
-  ocp.save(root / PARAMS, {key: tree[key] for key in keys}, overwrite=True)
+  saved = {key: tree[key] for key in keys}
+  ocp.save(str(root / PARAMS), saved, overwrite=True)
   text = json.dumps(config.to_hf(), indent=2) + '\n'
   (root / 'config.json').write_text(text, encoding='utf-8')
 
@@ -61,17 +63,14 @@ def load_orbax(
     raise FileNotFoundError(f'{root / PARAMS}: no such orbax checkpoint')
   if config is None:
     config = ModelConfig.from_hf(root)
-  abstract = params_lib.abstract_params(config, dtype, mesh)
-  if mesh is None:
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(lambda a: a.update(sharding=device), abstract)
+  abstract = source.abstract_params(config, mesh, dtype)
   _check(root, abstract)
-  return ocp.load(root / PARAMS, abstract)
+  return ocp.load(str(root / PARAMS), abstract)
 
 
 def _check(root: Path, abstract: Params) -> None:
   """Compares with what was saved before reading any of it."""
-  saved = ocp.metadata(root / PARAMS).metadata
+  saved = ocp.metadata(str(root / PARAMS)).metadata
   found = _shapes(saved)
   wanted = _shapes(abstract)
   for name in sorted(found.keys() | wanted.keys()):

@@ -13,10 +13,8 @@ from safetensors import safe_open
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from mooncake_jax.model import params as params_lib
 from mooncake_jax.model.checkpoints import names
 from mooncake_jax.model.checkpoints import source
-from mooncake_jax.model.checkpoints.names import Stored
 from mooncake_jax.model.params import Params
 from mooncake_jax.model_config import ModelConfig
 
@@ -101,7 +99,8 @@ def save_safetensors(
   """
   root = Path(folder)
   root.mkdir(parents=True, exist_ok=True)
-  tensors = dict(_stored_tensors(params, config))
+  stored = names.tensors(params, config)
+  tensors = {tensor.name: value for tensor, value in stored}
   partial = root / f'.{WEIGHTS}'
   save_file(tensors, partial, metadata={'format': 'pt'})
   partial.chmod(0o644)  # the library leaves 0600
@@ -110,27 +109,6 @@ def save_safetensors(
   fields = {**config.to_hf(), 'torch_dtype': dtype}
   text = json.dumps(fields, indent=2) + '\n'
   (root / 'config.json').write_text(text, encoding='utf-8')
-
-
-def _stored_tensors(
-  params: Params, config: ModelConfig
-) -> Iterator[tuple[str, np.ndarray]]:
-  params = params_lib.unstack_layers(params)
-  tree = names.stored_tree(config)
-  if 'unembed' not in tree:  # tied, though it may have been materialised
-    params = {key: params[key] for key in tree}
-  is_leaf = lambda x: isinstance(x, Stored)  # noqa: E731
-  pairs = jax.tree.map(lambda s, p: (s, p), tree, params, is_leaf=is_leaf)
-  for stored, value in jax.tree.leaves(
-    pairs, is_leaf=lambda x: isinstance(x, tuple) and isinstance(x[0], Stored)
-  ):
-    yield stored.name, to_stored(stored, np.asarray(value))
-
-
-def to_stored(stored: Stored, value: np.ndarray) -> np.ndarray:
-  """A parameter in our axes as the checkpoint's tensor."""
-  split = value.transpose(stored.inverse)
-  return np.ascontiguousarray(split.reshape(stored.shape))
 
 
 def _weights(root: Path) -> list[Path]:

@@ -8,8 +8,8 @@ import math
 from typing import Protocol
 
 import jax
+from jax import numpy as jnp
 from jax.sharding import Mesh
-from jax.sharding import SingleDeviceSharding
 import numpy as np
 
 from mooncake_jax.model import params
@@ -57,7 +57,7 @@ def load(
   """
   check(source, config)
   tree = names.stored_tree(config)
-  abstract = params.abstract_params(config, dtype, mesh)
+  abstract = abstract_params(config, mesh, dtype)
   return jax.tree.map(
     lambda stored, like: _place(source, stored, like),
     tree,
@@ -94,21 +94,30 @@ def _is_idle(name: str, config: ModelConfig) -> bool:
   return name.endswith('rotary_emb.inv_freq')
 
 
+def abstract_params(
+  config: ModelConfig, mesh: Mesh | None, dtype: jax.typing.DTypeLike
+) -> Params:
+  """Shapes and shardings to load; without a mesh, on the default device."""
+  default = jnp.zeros(()).sharding
+  return jax.tree.map(
+    lambda like: like.update(sharding=like.sharding or default),
+    params.abstract_params(config, dtype, mesh),
+  )
+
+
 def _place(
   source: TensorSource, stored: Stored, like: jax.ShapeDtypeStruct
 ) -> jax.Array:
-  sharding = like.sharding or SingleDeviceSharding(_default_device())
-
-  def read(index: Index) -> np.ndarray:
+  def read(index: Index | None) -> np.ndarray:
     # On CPU the device takes this fresh array over without a copy.
+    assert index is not None
     part = read_part(source, stored, index)
     return np.ascontiguousarray(part, like.dtype)
 
-  return jax.make_array_from_callback(like.shape, sharding, read, like.dtype)
-
-
-def _default_device() -> jax.Device:
-  return jax.config.jax_default_device or jax.local_devices()[0]
+  assert like.sharding is not None
+  return jax.make_array_from_callback(
+    like.shape, like.sharding, read, like.dtype
+  )
 
 
 def read_part(source: TensorSource, stored: Stored, index: Index) -> np.ndarray:
