@@ -53,7 +53,7 @@ MODELS = {
 
 def main(argv: list[str] | None = None) -> int:
   """Returns the exit status: 1 with one line of error if it can't be had."""
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
   parser.add_argument('model', choices=sorted(MODELS))
   parser.add_argument('--out', type=Path, help='default: models/MODEL')
   args = parser.parse_args(argv)
@@ -132,8 +132,10 @@ def convert(path: Path, folder: Path) -> None:
 
 def _tokenizer_config(file: GGUFFile) -> dict[str, Any]:
   roles = {'bos': 'bos', 'eos': 'eos', 'unk': 'unknown', 'pad': 'padding'}
-  tokens = {f'{ours}_token': gguf_tokenizer.token(file, theirs)
-            for ours, theirs in roles.items()}
+  tokens = {
+    f'{ours}_token': gguf_tokenizer.token(file, theirs)
+    for ours, theirs in roles.items()
+  }
   return {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'add_prefix_space': False,

@@ -312,7 +312,7 @@ def _lines(entries: list) -> str:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
   parser.add_argument('--smollm2', type=Path, metavar='FOLDER')
   args = parser.parse_args()
   if args.smollm2:
