@@ -22,7 +22,7 @@ FLOORS = {
   'slo': 1,
   'blocks': 1,
   'cluster_spec': 2,
-  'events': 2,
+  'events': 1,
   'backend': 2,
   'costs': 2,
   'workload': 2,
