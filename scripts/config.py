@@ -21,6 +21,7 @@ from gin import config as gin_config
 from scripts import gin_source
 from scripts import gin_types
 from scripts.gin_source import Binding
+from scripts.gin_source import COMMAND_LINE
 from scripts.gin_source import ConfigError
 from scripts.gin_source import nearest
 from scripts.gin_source import Reference
@@ -30,7 +31,6 @@ from scripts.gin_source import Source
 __all__ = ['ConfigError', 'load']
 
 T = TypeVar('T')
-COMMAND_LINE = '--bind'
 
 gin.add_config_file_search_path(str(gin_source.ROOT))
 
@@ -73,13 +73,19 @@ def _command_line(bindings: Sequence[str], source: Source) -> str:
 
 
 def _qualified(binding: str, source: Source) -> str:
-  """Adds the module to 'Name.parameter = value' where only one has it."""
+  """Adds the module to 'Name.parameter = value' where one defines it."""
   name, equals, value = binding.partition('=')
   if not equals or '\n' in binding:
     raise ConfigError(f'{COMMAND_LINE} {binding!r}: must read X.y=value')
   scope, slash, selector = name.strip().rpartition('/')
   first, dot, _ = selector.partition('.')
-  homes = [k for k, module in source.symbols.items() if hasattr(module, first)]
+  homes = [
+    name
+    for name, module in source.symbols.items()
+    # Its own module, not one that imports it.
+    if getattr(getattr(module, first, None), '__module__', '')
+    == getattr(module, '__name__', None)
+  ]
   if dot and first not in source.symbols and len(homes) == 1:
     selector = f'{homes[0]}.{selector}'
   return f'{scope}{slash}{selector} = {value.strip()}'
@@ -92,10 +98,9 @@ def _check(bindings: Sequence[Binding]) -> None:
   for binding in bindings:
     _check_value(binding, macros)
     target = _check_target(binding) if binding.parameter else binding.selector
-    file = binding.where.rpartition(':')[0]
-    key = (file, binding.scope, target, binding.parameter)
+    key = (binding.file, binding.scope, target, binding.parameter)
     if key in seen:
-      raise binding.error(f'already bound at {seen[key]}')
+      raise binding.error(f'already bound in {seen[key]}')
     seen[key] = binding.where
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from gin import config_parser
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMAND_LINE = '--bind'
 HEADER = 'from __gin__ import dynamic_registration'
 
 
@@ -49,7 +50,8 @@ class Macro:
 class Binding:
   """`scope/selector.parameter = value`, or `selector = value` (a macro)."""
 
-  where: str
+  file: str
+  line: int
   scope: str
   selector: str
   parameter: str
@@ -61,6 +63,10 @@ class Binding:
     scope = f'{self.scope}/' if self.scope else ''
     parameter = f'.{self.parameter}' if self.parameter else ''
     return f'{scope}{self.selector}{parameter}'
+
+  @property
+  def where(self) -> str:
+    return place(self.file, self.line)
 
   def error(self, what: str) -> ConfigError:
     return ConfigError(f'{self.where}: {self.name}: {what}')
@@ -79,6 +85,11 @@ class Source:
   bindings: list[Binding] = field(default_factory=list)
   imports: dict[str, str] = field(default_factory=dict)
   symbols: dict[str, Any] = field(default_factory=dict)
+
+
+def place(file: str, line: int) -> str:
+  """'file:line'; the command line has no lines."""
+  return file if file == COMMAND_LINE else f'{file}:{line}'
 
 
 def nearest(name: str, options: Iterator[str] | list[str]) -> str:
@@ -176,7 +187,8 @@ def read_text(
   symbols: dict[str, Any] = {}
   begun = False
   for statement in _statements(text, name):
-    where = f'{name}:{statement.location.line_num}'
+    line = statement.location.line_num
+    where = place(name, line)
     match statement:
       case config_parser.IncludeStatement():
         _include(where, statement.filename, source, stack)
@@ -190,7 +202,7 @@ def read_text(
       case config_parser.BindingStatement():
         scope, selector, parameter, value, _ = statement
         source.bindings.append(
-          Binding(where, scope, selector, parameter or '', value, symbols)
+          Binding(name, line, scope, selector, parameter or '', value, symbols)
         )
     if not begun:
       raise ConfigError(f'{where}: must come after {HEADER!r}')

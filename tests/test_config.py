@@ -130,7 +130,7 @@ def test_two_bindings_of_one_key_in_one_file_contradict(fails):
   message = fails(
     INNER + 'pieces.Inner.ratio = 1.0\npieces.Inner.ratio = 2.0\n'
   )
-  assert 'run.gin:6: pieces.Inner.ratio: already bound at' in message
+  assert 'run.gin:6: pieces.Inner.ratio: already bound in' in message
   assert 'already bound' in fails(INNER, 'Inner.ratio=1.0', 'Inner.ratio=2.0')
 
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An experiment: the value that a run file builds."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.conductor.conductor import ConductorSpec
+from mooncake_jax.costs.model import CostModel
+from mooncake_jax.slo import SLO
+from scripts.models import Model
+from scripts.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Experiment:
+  """One workload on one cluster.
+
+  Attributes:
+    title: one line; heads the table and the report.
+    model: what is served.
+    cluster: instances and pools.
+    conductor: policy and admission.
+    slo: the limits that effective requests keep.
+    costs: what the Conductor believes work takes.
+    workload: the requests.
+    backend: 'device' serves on JAX devices, 'virtual' simulates.
+    truth: what work really takes in a simulation; None is `costs`, an oracle.
+    compare_reuse: serve the same requests once more with reuse off.
+    show_answers: print so many of the outputs.
+  """
+
+  title: str
+  model: Model
+  cluster: ClusterSpec
+  conductor: ConductorSpec
+  slo: SLO
+  costs: CostModel
+  workload: Workload
+  backend: Literal['device', 'virtual'] = 'virtual'
+  truth: CostModel | None = None
+  compare_reuse: bool = False
+  show_answers: int = 0
+
+  def __post_init__(self):
+    if self.truth is not None and self.backend == 'device':
+      raise ValueError(
+        f'Experiment.truth={self.truth} needs Experiment.backend="virtual": '
+        'devices take what they take'
+      )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which model a run serves, and its weights where a device needs them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from typing import Protocol
+
+from mooncake_jax.blocks.identity import kv_identity
+from mooncake_jax.model.checkpoints.fingerprint import fingerprint
+from mooncake_jax.model_config import ModelConfig
+from scripts.gin_source import ROOT
+
+
+class Tokens(Protocol):
+  """What serving text needs of a tokenizer."""
+
+  eos_token_ids: tuple[int, ...]
+
+  def encode_chat(self, messages: Sequence[Any]) -> list[int]: ...
+
+  def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Model:
+  """A checkpoint, or a shape with random weights.
+
+  Attributes:
+    path: a Hugging Face style folder, an orbax folder or a GGUF file, as
+      given or from the repository's root; None for random weights.
+    config: the shape of random weights, which also stand in where there is
+      nothing at `path`.
+    seed: of random weights.
+  """
+
+  path: str | None = None
+  config: ModelConfig | None = None
+  seed: int = 0
+
+  def __post_init__(self):
+    if self.path is None and self.config is None:
+      raise ValueError('Model.path=None and Model.config=None: give one')
+
+  def find(self) -> Path | None:
+    """Where the checkpoint lies; None for random weights.
+
+    Raises:
+      FileNotFoundError: there is none and no shape to stand in for it.
+    """
+    if self.path is None:
+      return None
+    for found in (Path(self.path), ROOT / self.path):
+      if found.exists():
+        return found
+    if self.config is None:
+      raise FileNotFoundError(f'Model.path={self.path!r}: no such model')
+    return None
+
+  def read_config(self) -> ModelConfig:
+    """The shape, without the weights."""
+    path = self.find()
+    if path is None:
+      assert self.config is not None
+      return self.config
+    if path.is_dir():
+      return ModelConfig.from_hf(path)
+    from mooncake_jax.model.checkpoints import gguf_config
+    from mooncake_jax.model.checkpoints.gguf_file import GGUFFile
+
+    return ModelConfig.from_hf(gguf_config.hf_config(GGUFFile(path)))
+
+  def identity(self) -> str:
+    """Seed of block keys: another model's KVCache is never reused."""
+    path = self.find()
+    weights = f'random-{self.seed}' if path is None else fingerprint(path)
+    return kv_identity(self.read_config(), weights, 'float32')
+
+  def load_params(self, mesh: Any = None) -> Any:
+    """Weights in float32, on an instance's mesh if one is given."""
+    import jax
+
+    from mooncake_jax.model import params
+    from mooncake_jax.model.checkpoints.load import load_model
+
+    path = self.find()
+    if path is not None:
+      return load_model(path, mesh)[1]
+    key = jax.random.key(self.seed)
+    return params.init_params(self.read_config(), key, mesh=mesh)
+
+  def load_tokenizer(self) -> Tokens:
+    """The checkpoint's tokenizer; bytes stand in for random weights."""
+    path = self.find()
+    if path is None:
+      return ByteTokens()
+    from mooncake_jax.model.tokenizer import Tokenizer
+
+    read = Tokenizer.from_folder if path.is_dir() else Tokenizer.from_gguf
+    return read(path)
+
+
+class ByteTokens:
+  """A token a UTF-8 byte, for weights that mean nothing anyway."""
+
+  eos_token_ids: tuple[int, ...] = ()
+
+  def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+    lines = [f'{m["role"]}: {m["content"]}\n' for m in messages]
+    return list(''.join([*lines, 'assistant: ']).encode())
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return bytes(i for i in ids if i < 256).decode(errors='replace')

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A progress bar over the events of a run."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn
+from rich.progress import MofNCompleteColumn
+from rich.progress import Progress
+from rich.progress import TextColumn
+from rich.progress import TimeElapsedColumn
+
+from mooncake_jax.events import Cancelled
+from mooncake_jax.events import Event
+from mooncake_jax.events import Failed
+from mooncake_jax.events import Finished
+from mooncake_jax.events import RejectedLate
+
+ENDS = (Finished, Failed, Cancelled, RejectedLate)
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[Event], None]]:
+  """Gives the callback for `serve(on_event=)`; counts requests that ended."""
+  bar = Progress(
+    TextColumn('{task.description}'),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+  )
+  with bar:
+    task = bar.add_task(label, total=total)
+
+    def on_event(event: Event) -> None:
+      if isinstance(event, ENDS):
+        bar.advance(task)
+
+    yield on_event

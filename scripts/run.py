@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves a workload as a gin file says, on devices or in simulation.
+
+  python scripts/run.py configs/run/NAME.gin [--bind 'X.y=z'] [--out DIR]
+
+Prints a progress bar and a table, and leaves the results folder in DIR, or in
+results/NAME. The exit status is 2 for a mistake in the configuration, 1 for
+anything that the run then meets.
+"""
+
+import argparse
+from pathlib import Path
+import sys
+
+from scripts.config import load
+from scripts.errors import one_line_errors
+from scripts.experiment import Experiment
+from scripts.running import run
+
+
+def main(argv: list[str] | None = None) -> int:
+  parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
+  parser.add_argument('config', help='a gin file, see configs/run')
+  parser.add_argument(
+    '--bind', action='append', default=[], metavar='X.y=z', help='comes last'
+  )
+  parser.add_argument('--out', type=Path, help='default: results/NAME')
+  args = parser.parse_args(argv)
+  out = args.out or Path('results') / Path(args.config).stem
+  with one_line_errors():
+    experiment, operative = load(args.config, args.bind, Experiment)
+    run(experiment, operative, out)
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

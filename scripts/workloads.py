@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workloads as values that configs bind: what a run is asked."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+import os
+from pathlib import Path
+from typing import Protocol
+
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.request import Request
+from mooncake_jax.request import Sampling
+from mooncake_jax.serve import FollowUp
+from mooncake_jax.workload.scale import scale_trace
+from mooncake_jax.workload.scale import TraceScale
+from mooncake_jax.workload.tokens import to_requests
+from mooncake_jax.workload.tokens import TokenMaker
+from mooncake_jax.workload.trace import load_trace
+from mooncake_jax.workload.trace import TraceRow
+from scripts.models import Model
+
+TRACES = 'MOONCAKE_JAX_TRACES'
+
+
+@dataclass
+class Session:
+  """A workload made ready for one run.
+
+  Attributes:
+    requests: known before the run; `follow_up` makes the others.
+    total: how many requests there will be, where that is known.
+    notes: one line for each row that could not be used.
+  """
+
+  requests: Sequence[Request]
+  total: int
+  follow_up: FollowUp | None = None
+  notes: list[str] = field(default_factory=list)
+
+
+class Workload(Protocol):
+  """Anything that can be made ready for a run."""
+
+  def session(
+    self, model: Model, config: ModelConfig, cluster: ClusterSpec, tokens: bool
+  ) -> Session:
+    """Makes requests, with token ids if `tokens`, else from lengths."""
+    ...
+
+
+@dataclass(frozen=True)
+class Rows:
+  """Trace rows and the bad lines met on the way."""
+
+  rows: list[TraceRow]
+  notes: list[str]
+
+
+def published(name: str) -> Rows:
+  """A published trace from the folder in MOONCAKE_JAX_TRACES.
+
+  Raises:
+    ValueError: the variable is not set.
+    OSError: there is no such file.
+  """
+  folder = os.environ.get(TRACES)
+  if folder is None:
+    raise ValueError(f'{name}: {TRACES} is not set to the folder of traces')
+  return from_file(str(Path(folder) / name))
+
+
+def from_file(path: str) -> Rows:
+  """A trace in the published format."""
+  return Rows(*load_trace(path))
+
+
+@dataclass(frozen=True)
+class TraceWorkload:
+  """Requests of a trace, generated or recorded.
+
+  Attributes:
+    rows: of the trace.
+    scale: which of them, and how long they are here.
+    sampling: how output tokens are drawn.
+    seed: of the prompts' tokens.
+  """
+
+  rows: list[TraceRow] | Rows
+  scale: TraceScale = TraceScale()
+  sampling: Sampling = Sampling()
+  seed: int = 0
+
+  def session(
+    self, model: Model, config: ModelConfig, cluster: ClusterSpec, tokens: bool
+  ) -> Session:
+    read = self.rows if isinstance(self.rows, Rows) else Rows(self.rows, [])
+    scaled = scale_trace(read.rows, self.scale)
+    maker = self._maker(config, scaled.tokens_per_hash_id) if tokens else None
+    requests = to_requests(
+      scaled.rows,
+      block_size_tokens=cluster.block_size_tokens,
+      tokens_per_hash_id=scaled.tokens_per_hash_id,
+      maker=maker,
+      identity=model.identity() if tokens else '0',
+      sampling=self.sampling,
+    )
+    notes = [*read.notes, *_limits(scaled.num_dropped, scaled.num_cut)]
+    return Session(requests, len(requests), notes=notes)
+
+  def _maker(self, config: ModelConfig, tokens_per_hash_id: int) -> TokenMaker:
+    return TokenMaker(
+      config.vocab_size,
+      excluded_tokens=config.eos_token_ids,
+      tokens_per_hash_id=tokens_per_hash_id,
+      seed=self.seed,
+    )
+
+
+def _limits(num_dropped: int, num_cut: int) -> Iterator[str]:
+  if num_dropped:
+    yield f'{num_dropped} prompts left out: longer than max_prompt_tokens'
+  if num_cut:
+    yield f'{num_cut} prompts cut to max_prompt_tokens'
