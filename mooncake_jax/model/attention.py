@@ -3,25 +3,28 @@
 
 A loop over blocks of keys with the running maximum and sum of a softmax
 (FlashAttention's recurrence). The loop ends at the longest row, so the cost
-follows real lengths, not the size of the page table.
+follows real lengths, not the size of the page table. Each device runs its
+own heads under `shard_map`, as an accelerator kernel would.
 
 B batch, T query token, S key token, L layer, K KV head, G query heads a KV
 head, H head dim, P page, C token in a page. Row b's query t stands at
 position start_B[b] + t and sees the keys at positions up to its own.
 """
 
+import functools
+
 import jax
 from jax import numpy as jnp
 
-BLOCK_TOKENS = 256
+from mooncake_jax.model import sharding
+
 _MASKED = -1e30  # finite: a fully masked block must not give NaN
 
 
-def pad_table(page_table_BP: jax.Array, page_tokens: int) -> jax.Array:
-  """Pads with scratch page 0 to whole key blocks."""
-  pages = max(1, BLOCK_TOKENS // page_tokens)
-  missing = -page_table_BP.shape[1] % pages
-  return jnp.pad(page_table_BP, ((0, 0), (0, missing)))
+def block_pages(num_queries: int, page_tokens: int) -> int:
+  """Pages in a block of keys: small for decode, where padding costs most."""
+  block_tokens = 128 if num_queries == 1 else 256
+  return max(1, block_tokens // page_tokens)
 
 
 def attend(
@@ -36,54 +39,94 @@ def attend(
   """Returns the attention output [B, T, K, G, H] of one layer.
 
   Args:
-    page_table_BP: padded by `pad_table`.
+    page_table_BP: pages in token order; entries past the stop are not used.
     stop_B: keys of row b lie at [0, stop_B[b]).
     window: a query sees so many keys, its own included; None is all.
   """
-  B, T, K, G, H = q_BTKGH.shape
+  args = (q_BTKGH, kv_LP2CKH, jnp.asarray(layer))
+  args += (page_table_BP, start_B, stop_B)
+  local = functools.partial(_attend, window=window)
+  mesh = jax.typeof(q_BTKGH).sharding.mesh
+  if mesh.empty:
+    return local(*args)
+  q_spec = sharding.spec(mesh, 'BTKGH', q_BTKGH.shape)
+  kv_spec = sharding.spec(mesh, 'LP2CKH', kv_LP2CKH.shape)
+  whole = jax.sharding.PartitionSpec()
+  return jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=(q_spec, kv_spec, whole, whole, whole, whole),
+    out_specs=q_spec,
+    axis_names=set(sharding.MESH_AXES),
+  )(*args)
+
+
+def _attend(q_BTKGH, kv_LP2CKH, layer, table_BP, start_B, stop_B, window):
+  """The heads of one device."""
+  T, H = q_BTKGH.shape[1], q_BTKGH.shape[4]
   C = kv_LP2CKH.shape[3]
-  n = max(1, BLOCK_TOKENS // C)
+  n = block_pages(T, C)
   S = n * C
+  table_BP = jnp.pad(table_BP, ((0, 0), (0, -table_BP.shape[1] % n)))
   q_BKGTH = jnp.transpose(q_BTKGH * H**-0.5, (0, 2, 3, 1, 4))
   q_position_BT = start_B[:, None] + jnp.arange(T)[None]
+  read = functools.partial(_read, kv_LP2CKH, layer)
 
   def step(i, carry):
-    m_BKGT, l_BKGT, o_BKGTH = carry
-    pages_Bn = jax.lax.dynamic_slice_in_dim(page_table_BP, i * n, n, axis=1)
-    k_BSKH = kv_LP2CKH[layer, pages_Bn, 0].reshape(B, S, K, H)
-    v_BSKH = kv_LP2CKH[layer, pages_Bn, 1].reshape(B, S, K, H)
-    s_BKGTS = jnp.einsum(
-      'BKGTH,BSKH->BKGTS',
-      q_BKGTH,
-      k_BSKH,
-      preferred_element_type=jnp.float32,
-    )
+    pages_Bn = jax.lax.dynamic_slice_in_dim(table_BP, i * n, n, axis=1)
+    k_BKSH, v_BKSH = read(pages_Bn, 0), read(pages_Bn, 1)
     visible_BTS = _visible(q_position_BT, i * S + jnp.arange(S), window)
-    s_BKGTS = jnp.where(visible_BTS[:, None, None], s_BKGTS, _MASKED)
-    top_BKGT = jnp.maximum(m_BKGT, s_BKGTS.max(axis=-1))
-    p_BKGTS = jnp.exp(s_BKGTS - top_BKGT[..., None])
-    keep_BKGT = jnp.exp(m_BKGT - top_BKGT)
-    l_BKGT = l_BKGT * keep_BKGT + p_BKGTS.sum(axis=-1)
-    pv_BKGTH = jnp.einsum(
-      'BKGTS,BSKH->BKGTH',
-      p_BKGTS.astype(v_BSKH.dtype),
-      v_BSKH,
-      preferred_element_type=jnp.float32,
-    )
-    return top_BKGT, l_BKGT, o_BKGTH * keep_BKGT[..., None] + pv_BKGTH
+    return _accumulate(carry, q_BKGTH, k_BKSH, v_BKSH, visible_BTS)
 
   zero_BKGTH = (q_BKGTH * 0).astype(jnp.float32)
   zero_BKGT = zero_BKGTH[..., 0]
-  first, last = _blocks(start_B, stop_B, S, window)
   carry = (zero_BKGT + _MASKED, zero_BKGT, zero_BKGTH)
+  first, last = _blocks(start_B, stop_B, S, window)
   _, l_BKGT, o_BKGTH = jax.lax.fori_loop(first, last, step, carry)
   # A batch without a valid row runs no block: 0 / 0 must not reach page 0.
-  l_BKGT = jnp.maximum(l_BKGT, 1e-30)
-  o_BKGTH = (o_BKGTH / l_BKGT[..., None]).astype(q_BTKGH.dtype)
-  return jnp.transpose(o_BKGTH, (0, 3, 1, 2, 4))
+  o_BKGTH /= jnp.maximum(l_BKGT, 1e-30)[..., None]
+  return jnp.transpose(o_BKGTH.astype(q_BTKGH.dtype), (0, 3, 1, 2, 4))
+
+
+def _read(kv_LP2CKH, layer, pages_Bn, which):
+  """Keys (0) or values (1) of pages, heads first as the products want them.
+
+  One gather does both; a transpose after it would be one more pass.
+  """
+  B, n = pages_Bn.shape
+  C, K, H = kv_LP2CKH.shape[3:]
+  pages_B1n1 = pages_Bn[:, None, :, None]
+  heads_1K11 = jnp.arange(K)[None, :, None, None]
+  tokens_111C = jnp.arange(C)[None, None, None]
+  at = kv_LP2CKH.at[layer, pages_B1n1, which, tokens_111C, heads_1K11]
+  return at.get(mode='promise_in_bounds').reshape(B, K, n * C, H)
+
+
+def _accumulate(carry, q_BKGTH, k_BKSH, v_BKSH, visible_BTS):
+  """Adds a block of keys to the maximum, sum and weighted values so far."""
+  m_BKGT, l_BKGT, o_BKGTH = carry
+  s_BKGTS = jnp.einsum(
+    'BKGTH,BKSH->BKGTS',
+    q_BKGTH,
+    k_BKSH.astype(q_BKGTH.dtype),
+    preferred_element_type=jnp.float32,
+  )
+  s_BKGTS = jnp.where(visible_BTS[:, None, None], s_BKGTS, _MASKED)
+  top_BKGT = jnp.maximum(m_BKGT, s_BKGTS.max(axis=-1))
+  p_BKGTS = jnp.exp(s_BKGTS - top_BKGT[..., None])
+  keep_BKGT = jnp.exp(m_BKGT - top_BKGT)
+  pv_BKGTH = jnp.einsum(
+    'BKGTS,BKSH->BKGTH',
+    p_BKGTS.astype(q_BKGTH.dtype),
+    v_BKSH.astype(q_BKGTH.dtype),
+    preferred_element_type=jnp.float32,
+  )
+  l_BKGT = l_BKGT * keep_BKGT + p_BKGTS.sum(axis=-1)
+  return top_BKGT, l_BKGT, o_BKGTH * keep_BKGT[..., None] + pv_BKGTH
 
 
 def _visible(q_position_BT, k_position_S, window):
+  """[B, T, S]: for queries at 3 and 4 and a window of 3, keys 1-3 and 2-4."""
   q_BT1 = q_position_BT[:, :, None]
   k_11S = k_position_S[None, None]
   causal = k_11S <= q_BT1

@@ -44,7 +44,6 @@ def stage_fn(
   T = x_BTD.shape[1]
   position_BT = start_B[:, None] + jnp.arange(T)[None]
   where = _slots(page_table_BP, position_BT, stop_B, C)
-  table_BP = attention.pad_table(page_table_BP, C)
   angles = rope.angles(config, position_BT)
 
   def run(i, layer, x_BTD, kv):
@@ -52,7 +51,7 @@ def stage_fn(
     q_BTKGH, k_BTKH, v_BTKH = parts.qkv(layer, config, h_BTD, angles)
     kv = _write(kv, i, where, k_BTKH, v_BTKH)
     o_BTKGH = attention.attend(
-      q_BTKGH, kv, i, table_BP, start_B, stop_B, config.sliding_window
+      q_BTKGH, kv, i, page_table_BP, start_B, stop_B, config.sliding_window
     )
     x_BTD += parts.attention_output(layer, o_BTKGH)
     h_BTD = parts.rms_norm(x_BTD, layer['mlp_norm'], config.norm_eps)

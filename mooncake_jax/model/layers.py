@@ -45,9 +45,10 @@ def qkv(
 
 def attention_output(layer: Layer, o_BTKGH: jax.Array) -> jax.Array:
   """Sums the heads' outputs over all devices: [B, T, D]."""
-  wo = layer['wo']
-  return jnp.einsum(
-    'BTKGH,KGHD->BTD', o_BTKGH, wo, out_sharding=sharding.replicated(wo)
+  wo_KGHD = layer['wo']
+  # Not an einsum: it reorders the summed axes, which copies the weights.
+  return jnp.tensordot(
+    o_BTKGH, wo_KGHD, 3, out_sharding=sharding.replicated(wo_KGHD)
   )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 from types import MappingProxyType
+from typing import Any
 
 import jax
 from jax.sharding import AxisType
@@ -99,3 +100,17 @@ def replicated(x: jax.Array) -> NamedSharding | None:
   """
   mesh = jax.typeof(x).sharding.mesh
   return None if mesh.empty else NamedSharding(mesh, PartitionSpec())
+
+
+def place(tree: Any, mesh: Mesh) -> Any:
+  """Copies host arrays whole to each device of a mesh.
+
+  The partition has one entry a dimension, as step functions return it: a
+  step's own output does not compile it anew.
+  """
+
+  def put(x) -> jax.Array:
+    partition = PartitionSpec(*(None,) * np.ndim(x))
+    return jax.device_put(x, NamedSharding(mesh, partition))
+
+  return jax.tree.map(put, tree)
