@@ -24,6 +24,12 @@ from pathlib import Path
 from typing import Any
 import weakref
 
+from mooncake_jax.workload.json_lines import count_of
+from mooncake_jax.workload.json_lines import number_of
+from mooncake_jax.workload.json_lines import parse_object
+from mooncake_jax.workload.json_lines import short
+from mooncake_jax.workload.json_lines import value_of
+
 TOKENS_PER_HASH_ID = 512
 # An id seeds a 64-bit generator and is hashed as 8 bytes.
 _MAX_HASH_ID = 2**63
@@ -60,16 +66,16 @@ def parse_row(
       prompt or output, or not as many hash_ids as the length has blocks.
   """
   where = f'{file}:{line_number}'
-  fields = _parse_object(line, where)
-  timestamp_ms = _number(fields, 'timestamp', where)
-  input_tokens = _count(fields, 'input_length', where)
-  output_tokens = _count(fields, 'output_length', where)
+  fields = parse_object(line, where)
+  timestamp_ms = number_of(fields, 'timestamp', where, _MAX_TIMESTAMP_MS)
+  input_tokens = count_of(fields, 'input_length', where)
+  output_tokens = count_of(fields, 'output_length', where)
   hash_ids = _hash_ids(fields, where)
   num_blocks = -(-input_tokens // tokens_per_hash_id)
   if len(hash_ids) != num_blocks:
     raise ValueError(
       f'{where}: len(hash_ids)={len(hash_ids)} but input_length='
-      f'{_short(input_tokens)} makes {_short(num_blocks)} blocks of '
+      f'{short(input_tokens)} makes {short(num_blocks)} blocks of '
       f'{tokens_per_hash_id} tokens'
     )
   return TraceRow(timestamp_ms / 1000, input_tokens, output_tokens, hash_ids)
@@ -181,53 +187,13 @@ def _note_backwards(rows: Sequence[TraceRow], path: str) -> None:
     )
 
 
-def _parse_object(line: str | bytes, where: str) -> dict[str, Any]:
-  try:
-    fields = json.loads(line)
-  except (ValueError, RecursionError) as error:
-    text = line.decode(errors='replace') if isinstance(line, bytes) else line
-    raise ValueError(
-      f'{where}: not JSON ({error}): {_short(text.strip())}'
-    ) from None
-  if not isinstance(fields, dict):
-    raise ValueError(f'{where}: not a JSON object: {_short(fields)}')
-  return fields
-
-
-def _value(fields: dict[str, Any], key: str, where: str) -> Any:
-  if key not in fields:
-    raise ValueError(f'{where}: {key} is missing, found {_short([*fields])}')
-  return fields[key]
-
-
-def _number(fields: dict[str, Any], key: str, where: str) -> float:
-  value = _value(fields, key, where)
-  number = isinstance(value, int | float) and not isinstance(value, bool)
-  if not (number and 0 <= value < _MAX_TIMESTAMP_MS):
-    raise ValueError(f'{where}: {key}={_short(value)} must be a number >= 0')
-  return value
-
-
-def _count(fields: dict[str, Any], key: str, where: str) -> int:
-  value = _value(fields, key, where)
-  if type(value) is not int or value < 1:
-    raise ValueError(f'{where}: {key}={_short(value)} must be an integer >= 1')
-  return value
-
-
 def _hash_ids(fields: dict[str, Any], where: str) -> tuple[int, ...]:
-  values = _value(fields, 'hash_ids', where)
+  values = value_of(fields, 'hash_ids', where)
   if not isinstance(values, list):
-    raise ValueError(f'{where}: hash_ids={_short(values)} must be a list')
+    raise ValueError(f'{where}: hash_ids={short(values)} must be a list')
   for i, value in enumerate(values):
     if type(value) is not int or not 0 <= value < _MAX_HASH_ID:
       raise ValueError(
-        f'{where}: hash_ids[{i}]={_short(value)} must be an integer >= 0'
+        f'{where}: hash_ids[{i}]={short(value)} must be an integer >= 0'
       )
   return tuple(values)
-
-
-def _short(value: Any) -> str:
-  """At most 60 characters of repr, on one line."""
-  text = repr(value)
-  return text if len(text) <= 60 else text[:57] + '...'
