@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices an instance gets."""
+
+from collections.abc import Sequence
+import itertools
+from typing import Any
+
+import jax
+
+from mooncake_jax.engine.spec import InstanceSpec
+
+Device = Any  # jax.Device is no type to a checker
+
+
+def assign_devices(
+  instances: Sequence[InstanceSpec],
+) -> list[tuple[Device, ...]]:
+  """Gives every instance its devices, the free ones in order.
+
+  Raises:
+    ValueError: there are too few, or two instances have one name.
+  """
+  devices = jax.devices()
+  names = [spec.name for spec in instances]
+  if len(set(names)) < len(names):
+    raise ValueError(f'two instances have one name: {names=}')
+  taken = {i for spec in instances for i in spec.devices}
+  free = iter([i for i in range(len(devices)) if i not in taken])
+  assigned = []
+  for spec in instances:
+    own = spec.devices or tuple(itertools.islice(free, spec.num_devices))
+    if len(own) < (len(spec.devices) or spec.num_devices) or not all(
+      i < len(devices) for i in own
+    ):
+      raise ValueError(
+        f'InstanceSpec {spec.name!r}: num_devices={spec.num_devices} '
+        f'devices={spec.devices}, but {len(devices)} devices are there and '
+        f'{len(own)} left for it'
+      )
+    assigned.append(tuple(devices[i] for i in own))
+  return assigned

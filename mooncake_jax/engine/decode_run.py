@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One decode work on its owner thread: dispatch ahead, read, report.
+
+Step t + 1 is dispatched before the tokens of step t are read: they feed back
+on the devices.
+
+    dispatch 1, dispatch 2, read 1, dispatch 3, read 2, ...
+
+After a row's end or a cancel no step is dispatched; the one under way is read
+and reported, not thrown away. A row that ended at step t is computed in step
+t + 1 too: that writes its own pages only, and nobody hears of it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import RowTokens
+from mooncake_jax.backend import WorkId
+from mooncake_jax.engine.inbox import describe
+from mooncake_jax.engine.mesh_model import MeshModel
+from mooncake_jax.request import TokenSegment
+
+# Steps dispatched and unread, at most.
+RUN_AHEAD = 2
+
+
+@dataclass(eq=False)
+class DecodeTask:
+  """A decode work as the loop thread handed it in."""
+
+  work_id: WorkId
+  batch: DecodeBatch
+  max_steps: int
+  now_s: Callable[[], float]
+  post: Callable[[Completion], None]
+  is_cancelled: bool = False
+
+  def cancel(self) -> None:
+    """Ends it at the next step boundary. Any thread."""
+    self.is_cancelled = True
+
+  def fail(self, error: Exception) -> None:
+    """Ends the work as 'failed'."""
+    now_s = self.now_s()
+    self.post(Completion(self.work_id, 'failed', now_s, now_s, describe(error)))
+
+
+class DecodeRun:
+  """A decode work that has begun. Owner thread only.
+
+  Attributes:
+    writes: pages that its steps may write.
+  """
+
+  def __init__(self, task: DecodeTask, model: MeshModel):
+    """Puts the batch on the devices; raises ValueError if it can't run."""
+    rows = task.batch.rows
+    if not rows or task.max_steps < 1:
+      raise ValueError(f'decode of {len(rows)=} with {task.max_steps=}')
+    self.task = task
+    self._model = model
+    self._started_s = task.now_s()
+    self._state = model.batch(rows)
+    self._num_left = min(task.max_steps, *(row.remaining for row in rows))
+    self._remaining = [row.remaining for row in rows]
+    self._unread: deque[jax.Array] = deque()
+    first = [row.position // model.page_tokens for row in rows]
+    self.writes = {p for row, i in zip(rows, first) for p in row.pages[i:]}
+
+  def advance(self) -> bool:
+    """Dispatches a step and reads the one before; False once it has ended."""
+    if self._goes_on:
+      self._dispatch()
+    if len(self._unread) == RUN_AHEAD or not self._goes_on:
+      self._read()
+    return self._is_open
+
+  @property
+  def _goes_on(self) -> bool:
+    """Whether another step is to be dispatched."""
+    return self._num_left > 0 and not self.task.is_cancelled
+
+  @property
+  def _is_open(self) -> bool:
+    return bool(self._unread) or self._goes_on
+
+  def _dispatch(self) -> None:
+    self._state, tokens_B = self._model.step(self._state)
+    self._unread.append(tokens_B)
+    self._num_left -= 1
+
+  def _read(self) -> None:
+    """Waits for the oldest unread step and reports its tokens."""
+    rows: tuple[RowTokens, ...] = ()
+    if self._unread:
+      tokens_B = np.asarray(self._unread.popleft())
+      rows = self._rows(tokens_B.tolist(), self.task.now_s())
+    self.task.post(
+      Completion(
+        self.task.work_id,
+        'completed',
+        self._started_s,
+        self.task.now_s(),
+        rows=rows,
+        done=not self._is_open,
+      )
+    )
+
+  def _rows(self, tokens: list[int], now_s: float) -> tuple[RowTokens, ...]:
+    """What the rows that had not ended emitted; ends those it ends."""
+    emitted = []
+    for i, row in enumerate(self.task.batch.rows):
+      if not self._remaining[i]:
+        continue
+      segment = TokenSegment(now_s, 0.0, 1)
+      emitted.append(
+        RowTokens(row.request_id, row.attempt, segment, (tokens[i],))
+      )
+      self._remaining[i] -= 1
+      if tokens[i] in row.stop_token_ids:
+        self._remaining[i] = 0
+      if not self._remaining[i]:
+        self._num_left = 0
+    return tuple(emitted)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One instance of the engine: its memory and the four threads that serve it.
+
+owner    runs programs on the devices; the only one to touch the pool
+reader   waits for what the owner dispatched, in order
+links    move arrays into the devices and into the pinned host segment
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from mooncake_jax.engine.assign import Device
+from mooncake_jax.engine.mesh_model import MeshModel
+from mooncake_jax.engine.owner import Owner
+from mooncake_jax.engine.reader import Reader
+from mooncake_jax.engine.spec import InstanceSpec
+from mooncake_jax.engine.tasks import Desk
+from mooncake_jax.model import params as model_params
+from mooncake_jax.model import sharding
+from mooncake_jax.model.params import Params
+from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.heads import DevicePlace
+from mooncake_jax.transfer.heads import HostPlace
+from mooncake_jax.transfer.links import Link
+from mooncake_jax.transfer.segment import HostSegment
+
+# A tree to be copied onto the mesh, or what loads it there, slice by slice.
+ParamsSource = Params | Callable[[jax.sharding.Mesh], Params]
+
+
+class Instance:
+  """Memory, owner, reader and links of one instance."""
+
+  def __init__(
+    self,
+    config: ModelConfig,
+    spec: InstanceSpec,
+    devices: Sequence[Device],
+    params: ParamsSource,
+    page_tokens: int,
+    kv_dtype: jax.typing.DTypeLike,
+    now_s: Callable[[], float],
+    on_crash: Callable[[str, BaseException], None],
+  ):
+    """Allocates pool and parameters and starts the threads."""
+    self.spec = spec
+    self.num_kv_heads = config.num_kv_heads
+    mesh = sharding.make_mesh(devices, config)
+    placed = place_params(params, config, mesh, spec.unroll)
+    self.model = MeshModel(config, spec, mesh, placed, page_tokens, kv_dtype)
+    self.segment = HostSegment(spec.name, spec.host_bytes)
+    self.device_place = DevicePlace(mesh)
+    self.host_place = HostPlace(mesh)
+    self.staging = ByteBudget(spec.staging_bytes, lambda: self.owner.poke())
+    self.arrived = ByteBudget(spec.staging_bytes)
+    self.reader = Reader(f'{spec.name}-reader', now_s, on_crash)
+    desk = Desk(self.model, self.reader, self.staging)
+    self.owner = Owner(f'{spec.name}-owner', desk, on_crash)
+    self.device_link = Link(f'{spec.name}-device', on_crash, self.arrived)
+    self.host_link = Link(f'{spec.name}-host', on_crash)
+
+  def close(self) -> None:
+    """Ends the threads; what is under way on the devices is waited for."""
+    self.arrived.close()
+    self.device_link.close()
+    self.host_link.close()
+    self.owner.close()
+    self.reader.close()
+
+
+def place_params(
+  params: ParamsSource,
+  config: ModelConfig,
+  mesh: jax.sharding.Mesh,
+  unroll: bool,
+) -> Params:
+  """Returns the parameters on a mesh, a tuple of layers or stacked.
+
+  Instances of one CPU device share the memory of a tree that lies on the CPU.
+  """
+  if callable(params):
+    placed = params(mesh)
+  else:
+    layers = model_params.unstack_layers(params)
+    shardings = model_params.param_shardings(config, mesh)
+    if 'unembed' in layers and 'unembed' not in shardings:
+      shape = layers['unembed'].shape
+      shardings['unembed'] = sharding.named_sharding(mesh, 'DV', shape)
+    placed = jax.device_put(jax.tree.map(_host_view, layers), shardings)
+  with jax.set_mesh(mesh):
+    if unroll:
+      return model_params.unstack_layers(placed)
+    return model_params.stack_layers(placed)
+
+
+def _host_view(array: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
+  """A CPU array as NumPy, without a copy: a CPU device uses it in place."""
+  if isinstance(array, np.ndarray):
+    return array
+  on_one_cpu = len(devices := array.devices()) == 1 and all(
+    device.platform == 'cpu' for device in devices
+  )
+  return np.asarray(array) if on_one_cpu else array

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One instance's parameters and KV pool on its mesh, and the programs on them.
+
+All methods but the constructor run on the instance's owner thread, inside its
+mesh: the pool is donated to every program that writes it. They dispatch and
+return; nobody waits here. Host arrays are made anew each time, for a CPU
+device uses them in place.
+
+T chunk token, B batch row, P page of a page table, n pages.
+"""
+
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from mooncake_jax.backend import DecodeRow
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.engine.spec import bucket
+from mooncake_jax.engine.spec import InstanceSpec
+from mooncake_jax.model import decode
+from mooncake_jax.model import pages as kv_pool
+from mooncake_jax.model import prefill
+from mooncake_jax.model.params import Params
+from mooncake_jax.model.sampling import SamplingRows
+from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.request import Sampling
+from mooncake_jax.transfer import page_copies
+
+
+class MeshModel:
+  """Dispatches prefill chunks, decode steps and page copies on one pool."""
+
+  def __init__(
+    self,
+    config: ModelConfig,
+    spec: InstanceSpec,
+    mesh: Mesh,
+    params: Params,
+    page_tokens: int,
+    kv_dtype: jax.typing.DTypeLike,
+  ):
+    """Allocates the pool; `params` lie on the mesh already."""
+    self.config = config
+    self.spec = spec
+    self.mesh = mesh
+    self.page_tokens = page_tokens
+    self._params = params
+    self._table_pages = -(-spec.max_tokens // page_tokens)
+    self._whole = NamedSharding(mesh, PartitionSpec())
+    self._kv = kv_pool.init_pool(
+      config, spec.num_pages, page_tokens, kv_dtype, mesh
+    )
+
+  @property
+  def is_lost(self) -> bool:
+    """Whether a program failed after it was given the pool."""
+    return self._kv.is_deleted()
+
+  @property
+  def pool_pointers(self) -> tuple[int, ...]:
+    """Where each device's part of the pool lies in its memory."""
+    return tuple(
+      shard.data.unsafe_buffer_pointer()
+      for shard in self._kv.addressable_shards
+    )
+
+  def prefill(self, chunk: PrefillChunk) -> jax.Array:
+    """Computes a chunk; returns the token after it, drawn if asked for."""
+    name = f'{chunk.request_id!r} [{chunk.start}, {chunk.stop})'
+    length = chunk.stop - chunk.start
+    if chunk.tokens is None or len(chunk.tokens) != length or length < 1:
+      raise ValueError(f'prefill of {name} needs {length} tokens')
+    size = bucket(length, self.spec.chunk_buckets, 'chunk_tokens')
+    tokens_T = np.zeros(size, np.int32)
+    tokens_T[:length] = chunk.tokens
+    inputs = (
+      tokens_T,
+      self._page_table(chunk.pages, chunk.stop, name),
+      np.int32(chunk.start),
+      np.int32(length),
+      SamplingRows.of([chunk.sampling or Sampling()]),
+    )
+    token, _, self._kv = prefill.prefill_chunk(
+      self._params, self.config, self._kv, *self._put(inputs)
+    )
+    token.copy_to_host_async()
+    return token
+
+  def batch(self, rows: Sequence[DecodeRow]) -> decode.DecodeState:
+    """Puts a batch on the devices, padded with inactive rows."""
+    B = bucket(len(rows), self.spec.batch_sizes, 'rows')
+    tokens_B = np.zeros(B, np.int32)
+    positions_B = np.zeros(B, np.int32)
+    page_table_BP = np.zeros((B, self._table_pages), np.int32)
+    for i, row in enumerate(rows):
+      if row.token is None or row.remaining < 1:
+        raise ValueError(
+          f'row {row.request_id!r}: {row.token=} '
+          f'{row.remaining=}, needs a token and a place'
+        )
+      tokens_B[i] = row.token
+      positions_B[i] = row.position
+      stop = row.position + row.remaining
+      page_table_BP[i] = self._page_table(row.pages, stop, row.request_id)
+    padding = [Sampling()] * (B - len(rows))
+    sampling = SamplingRows.of([*(row.sampling for row in rows), *padding])
+    active_B = np.arange(B) < len(rows)
+    return self._put(
+      decode.DecodeState(
+        tokens_B, positions_B, active_B, page_table_BP, sampling
+      )
+    )
+
+  def step(
+    self, state: decode.DecodeState
+  ) -> tuple[decode.DecodeState, jax.Array]:
+    """Steps a batch by one token; returns the new tokens [B] too."""
+    state, self._kv = decode.decode_step(
+      self._params, self.config, self._kv, state
+    )
+    tokens_B = state.tokens_B
+    assert isinstance(tokens_B, jax.Array)
+    tokens_B.copy_to_host_async()
+    return state, tokens_B
+
+  def copy_out(
+    self, pages: tuple[int, ...], start_layer: int, stop_layer: int
+  ) -> jax.Array:
+    """Returns pages of a layer range as a block [L, 2, S, K, H]."""
+    pages_n, start = self._put((self._pages(pages), np.int32(start_layer)))
+    num_layers = stop_layer - start_layer
+    return page_copies.copy_out(self._kv, pages_n, start, num_layers)
+
+  def copy_in(
+    self, pages: tuple[int, ...], start_layer: int, block_L2SKH: jax.Array
+  ) -> jax.Array:
+    """Writes a block into pages; what it returns is ready when it is done."""
+    pages_n, start = self._put((self._pages(pages), np.int32(start_layer)))
+    self._kv, done = page_copies.copy_in(self._kv, pages_n, start, block_L2SKH)
+    return done
+
+  def _put(self, tree):
+    return jax.device_put(tree, self._whole)
+
+  def _pages(self, pages: tuple[int, ...]) -> np.ndarray:
+    pages_n = np.array(pages, np.int32)
+    if pages_n.min() < 0 or pages_n.max() >= self.spec.num_pages:
+      raise ValueError(f'{pages=} are not in [0, {self.spec.num_pages})')
+    return pages_n
+
+  def _page_table(
+    self, pages: tuple[int, ...], num_tokens: int, name: str
+  ) -> np.ndarray:
+    if num_tokens > self.spec.max_tokens:
+      raise ValueError(
+        f'{name}: {num_tokens=} exceed max_tokens={self.spec.max_tokens}'
+      )
+    if len(pages) * self.page_tokens < num_tokens:
+      raise ValueError(
+        f'{name}: {len(pages)} pages of {self.page_tokens} tokens do not '
+        f'cover {num_tokens=}'
+      )
+    page_table_P = np.zeros(self._table_pages, np.int32)
+    used = self._pages(pages[: self._table_pages])
+    page_table_P[: len(used)] = used
+    return page_table_P

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways of a transfer op: out of its source, over a link, into its end.
+
+    pages    owner copies out -> reader waits -> link
+    replica  segment gives its parts -> link
+             link -> host: segment keeps the part
+             link -> device: owner copies in -> reader waits
+
+An op goes in pieces, each on its own: runs of pages, or parts of a replica.
+Whoever holds a piece asks the book before it writes anything.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.engine.inbox import describe
+from mooncake_jax.engine.instance import Instance
+from mooncake_jax.engine.tasks import GatherTask
+from mooncake_jax.engine.tasks import ScatterTask
+from mooncake_jax.transfer.book import OpRun
+from mooncake_jax.transfer.book import TransferBook
+from mooncake_jax.transfer.heads import split_heads
+from mooncake_jax.transfer.links import Move
+from mooncake_jax.transfer.page_copies import split_pages
+from mooncake_jax.transfer.segment import Part
+
+
+def no_one() -> None:
+  """Nobody waits for the source's memory."""
+
+
+class Routes:
+  """Carries ops between the memories of instances. Any thread may call."""
+
+  def __init__(
+    self,
+    instances: Mapping[str, Instance],
+    copy_sizes: tuple[int, ...],
+    token_layer_bytes: int,
+  ):
+    """Makes routes; give them the book before the first `start`.
+
+    Args:
+      copy_sizes: numbers of pages that are copied at once; has 1.
+      token_layer_bytes: KVCache of one token in one layer.
+    """
+    self.book: TransferBook
+    self._instances = instances
+    self._copy_sizes = copy_sizes
+    self._token_layer_bytes = token_layer_bytes
+
+  def start(self, run: OpRun) -> None:
+    """Sends an op on its way; one that can't go ends as 'failed'."""
+    try:
+      if isinstance(run.op.src, Replica):
+        self._start_from_replica(run, run.op.src)
+      else:
+        self._start_from_pages(run, run.op.src)
+    except Exception as error:
+      self._fail(run, error)
+
+  def _start_from_pages(self, run: OpRun, src: DevicePages) -> None:
+    op, instance = run.op, self._at(src.instance)
+    pieces = [slice(0, len(src.pages))]
+    if isinstance(op.dst, DevicePages):
+      if len(op.dst.pages) != len(src.pages):
+        raise ValueError(f'{len(src.pages)} pages to {len(op.dst.pages)}')
+      pieces = split_pages(len(src.pages), self._copy_sizes)
+    run.num_pieces = len(pieces)
+    for piece in pieces:
+      pages = src.pages[piece]
+      num_bytes = self._num_bytes(instance, len(pages), op)
+      instance.owner.post(
+        GatherTask(
+          pages,
+          op.start_layer,
+          op.stop_layer,
+          num_bytes,
+          run.work.priority,
+          lambda: run.is_live,
+          partial(self.book.begin, run),
+          partial(self._gathered, run, piece, instance, num_bytes),
+          partial(self._fail, run),
+        )
+      )
+
+  def _gathered(
+    self,
+    run: OpRun,
+    piece: slice,
+    instance: Instance,
+    num_bytes: int,
+    block_L2SKH: jax.Array,
+  ) -> None:
+    left = partial(instance.staging.give, num_bytes)
+    op = run.op
+    part = Part(op.start_layer, op.stop_layer, split_heads(block_L2SKH))
+    self._send(run, part, piece, left)
+
+  def _start_from_replica(self, run: OpRun, src: Replica) -> None:
+    op, segment = run.op, self._at(src.segment).segment
+    parts = segment.read(src.replica_id, op.start_layer, op.stop_layer)
+    run.num_pieces = len(parts)
+    for part in parts:
+      self._send(run, part, slice(None), no_one)
+
+  def _send(
+    self, run: OpRun, part: Part, piece: slice, left: Callable[[], None]
+  ) -> None:
+    """Puts a part on the link to the op's destination."""
+    op = run.op
+    if isinstance(op.dst, Replica):
+      instance = self._at(op.dst.segment)
+      link, place = instance.host_link, instance.host_place
+      arrived = partial(self._keep, run, instance, op.dst, part)
+    else:
+      instance = self._at(op.dst.instance)
+      link, place = instance.device_link, instance.device_place
+      pages = op.dst.pages[piece]
+      arrived = partial(self._write, run, instance, pages, part)
+    routes = tuple(place.targets(len(part.slices)))
+    link.submit(
+      Move(
+        tuple(part.slices[i] for i, _ in routes),
+        tuple(target for _, target in routes),
+        partial(self.book.begin, run),
+        arrived,
+        partial(self._fail, run),
+        left,
+      ),
+      run.work.priority,
+    )
+
+  def _keep(
+    self,
+    run: OpRun,
+    instance: Instance,
+    dst: Replica,
+    part: Part,
+    moved: list[jax.Array],
+  ) -> None:
+    """On the host link's thread: the segment keeps what arrived."""
+    kept = part._replace(slices=tuple(moved))
+    self.book.commit(run, lambda: instance.segment.put(dst.replica_id, kept))
+
+  def _write(
+    self,
+    run: OpRun,
+    instance: Instance,
+    pages: tuple[int, ...],
+    part: Part,
+    moved: list[jax.Array],
+  ) -> None:
+    """On the device link's thread: hands the block to the pool's owner."""
+    op, first = run.op, max(run.op.start_layer, part.start_layer)
+    last = min(op.stop_layer, part.stop_layer)
+    layers = (first - part.start_layer, last - part.start_layer)
+    block_L2SKH = instance.device_place.assemble(
+      moved, len(part.slices), instance.num_kv_heads, layers
+    )
+    num_tokens = len(pages) * instance.model.page_tokens
+    if block_L2SKH.shape[2] != num_tokens:
+      raise ValueError(f'{block_L2SKH.shape[2]} tokens to {len(pages)} pages')
+    num_bytes = sum(array.nbytes for array in moved)
+    instance.owner.post(
+      ScatterTask(
+        pages,
+        first,
+        block_L2SKH,
+        lambda: run.is_live,
+        partial(self.book.piece_arrived, run),
+        partial(self._fail, run),
+        partial(instance.arrived.give, num_bytes),
+      )
+    )
+
+  def _at(self, name: str) -> Instance:
+    if name not in self._instances:
+      raise LookupError(f'there is no instance {name!r}')
+    return self._instances[name]
+
+  def _num_bytes(
+    self, instance: Instance, num_pages: int, op: TransferOp
+  ) -> int:
+    num_tokens = num_pages * instance.model.page_tokens
+    num_layers = op.stop_layer - op.start_layer
+    return num_tokens * num_layers * self._token_layer_bytes
+
+  def _fail(self, run: OpRun, error: Exception) -> None:
+    self.book.end(run, 'failed', describe(error))

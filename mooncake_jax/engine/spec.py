@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one instance of the engine is made of: plain values."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal['prefill', 'decode', 'both']
+
+
+@dataclass(frozen=True)
+class InstanceSpec:
+  """Sizes of one instance.
+
+  Attributes:
+    name: of the instance and of its segment.
+    role: what `warmup` compiles; any instance can run any work.
+    num_pages: of the device pool, scratch page 0 included.
+    max_tokens: longest sequence, prompt and output together.
+    num_devices: tensor parallelism; the next devices not yet given away.
+    devices: positions in `jax.devices()` instead; may be shared.
+    chunk_buckets: chunks are padded to one of these lengths, in tokens.
+    max_batch: rows in a decode batch.
+    batch_buckets: batches are padded to one of these; () means powers of two
+      up to max_batch.
+    host_bytes: capacity of the pinned host segment.
+    staging_bytes: transfer buffers on the devices, each way.
+    unroll: one program part a layer (fast on CPU), else a scan over stacked
+      layers (compiles faster).
+  """
+
+  name: str
+  role: Role
+  num_pages: int
+  max_tokens: int
+  num_devices: int = 1
+  devices: tuple[int, ...] = ()
+  chunk_buckets: tuple[int, ...] = (64, 256)
+  max_batch: int = 8
+  batch_buckets: tuple[int, ...] = ()
+  host_bytes: int = 0
+  staging_bytes: int = 64 << 20
+  unroll: bool = True
+
+  def __post_init__(self):
+    for field in ('max_tokens', 'num_devices', 'max_batch', 'staging_bytes'):
+      if getattr(self, field) < 1:
+        self._refuse(field, 'must be >= 1')
+    if self.num_pages < 2:
+      self._refuse('num_pages', 'must be >= 2, page 0 is scratch')
+    if self.host_bytes < 0:
+      self._refuse('host_bytes', 'must be >= 0')
+    if not self.chunk_buckets or min(self.chunk_buckets) < 1:
+      self._refuse('chunk_buckets', 'must be lengths >= 1')
+    if self.batch_buckets and max(self.batch_buckets) < self.max_batch:
+      self._refuse('batch_buckets', f'must reach max_batch={self.max_batch}')
+
+  def _refuse(self, field: str, why: str) -> None:
+    value = getattr(self, field)
+    raise ValueError(f'InstanceSpec {self.name!r}: {field}={value!r} {why}')
+
+  @property
+  def batch_sizes(self) -> tuple[int, ...]:
+    """Batch buckets in rising order: max_batch 6 gives 1, 2, 4, 6."""
+    if self.batch_buckets:
+      return tuple(sorted(self.batch_buckets))
+    powers = (1 << i for i in range(self.max_batch.bit_length()))
+    return tuple(sorted({self.max_batch, *powers}))
+
+
+def bucket(size: int, buckets: tuple[int, ...], what: str) -> int:
+  """Returns the smallest bucket that holds `size`."""
+  fitting = [b for b in buckets if b >= size]
+  if not fitting:
+    raise ValueError(f'{what}={size} exceeds the largest bucket of {buckets}')
+  return min(fitting)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles every program before the first request, by using it once.
+
+All works read and write scratch page 0 only, so pools stay as they are.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import DecodeRow
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.engine.device import DeviceBackend
+from mooncake_jax.engine.spec import InstanceSpec
+from mooncake_jax.request import Sampling
+
+# The third step gets arrays that only steps have touched.
+NUM_STEPS = 3
+
+
+def warmup(backend: DeviceBackend) -> float:
+  """Runs each program of each instance once; returns the seconds it took.
+
+  Call it while no work is under way. The clock starts anew after it.
+
+  Raises:
+    RuntimeError: a program failed.
+  """
+  start_s = backend.now_s()
+  for instance in backend.instances.values():
+    spec = instance.spec
+    if spec.role != 'decode':
+      for size in spec.chunk_buckets:
+        backend.prefill(spec.name, _chunk(backend, spec, size))
+  for op in _copies(backend):
+    backend.transfer((op,), 0, float('inf'))
+  _finish(backend)
+  for size in sorted({b for s in _decoders(backend) for b in s.batch_sizes}):
+    for spec in _decoders(backend):
+      if size in spec.batch_sizes:
+        backend.decode(spec.name, _batch(backend, spec, size), NUM_STEPS)
+    _finish(backend)
+  seconds = backend.now_s() - start_s
+  backend.restart_clock()
+  return seconds
+
+
+def _decoders(backend: DeviceBackend) -> list[InstanceSpec]:
+  specs = [instance.spec for instance in backend.instances.values()]
+  return [spec for spec in specs if spec.role != 'prefill']
+
+
+def _finish(backend: DeviceBackend) -> None:
+  while completions := backend.wait(None):
+    for completion in completions:
+      if completion.status != 'completed':
+        raise RuntimeError(f'warm-up: {completion.error}')
+
+
+def _scratch(backend: DeviceBackend, num_tokens: int) -> tuple[int, ...]:
+  return (0,) * backend.layout.pages_for(num_tokens)
+
+
+def _chunk(
+  backend: DeviceBackend, spec: InstanceSpec, size: int
+) -> PrefillChunk:
+  stop = min(size, spec.max_tokens)
+  pages = _scratch(backend, stop)
+  tokens = np.zeros(stop, np.int32)
+  return PrefillChunk('warm-up', 0, 0, stop, pages, tokens, Sampling())
+
+
+def _batch(
+  backend: DeviceBackend, spec: InstanceSpec, size: int
+) -> DecodeBatch:
+  steps = min(NUM_STEPS, spec.max_tokens)
+  row = DecodeRow('warm-up', 0, 0, 0, _scratch(backend, steps), steps)
+  return DecodeBatch((row,) * min(size, spec.max_batch))
+
+
+def _copies(backend: DeviceBackend) -> Iterator[TransferOp]:
+  """One copy of each shape from each instance to itself and, where heads are
+  split otherwise, to the others."""
+  layout = backend.layout
+  lengths = {stop - start: start for start, stop in layout.layer_ranges}
+  instances = backend.instances
+  for source, at in instances.items():
+    for target, to in instances.items():
+      same_split = at.model.mesh.shape['kv'] == to.model.mesh.shape['kv']
+      if source != target and same_split:
+        continue
+      for length, start in lengths.items():
+        for size in backend.copy_sizes:
+          layers = (start, start + length)
+          num_bytes = layout.part_bytes(size, layers)
+          pages = (0,) * size
+          yield TransferOp(
+            DevicePages(source, pages),
+            DevicePages(target, pages),
+            *layers,
+            num_bytes,
+          )

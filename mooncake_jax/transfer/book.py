@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The book of transfers under way: what waits for what, and how it ended.
+
+An op starts when the ops begun before it that write its source, or its
+destination, have ended. It ends exactly once; who holds a part of it asks
+`is_live` before it writes anything, so nothing is written on behalf of an op
+whose end was reported. Any thread may call; one lock guards all.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import field
+import threading
+
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import Status
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.backend import WorkId
+
+
+@dataclass(eq=False)
+class TransferWork:
+  """Ops submitted together.
+
+  Attributes:
+    started_s: when the first bytes moved; None before.
+  """
+
+  work_id: WorkId
+  priority: int
+  deadline_s: float
+  runs: tuple['OpRun', ...] = ()
+  started_s: float | None = None
+  num_live: int = 0
+
+
+@dataclass(eq=False)
+class OpRun:
+  """One op on its way.
+
+  Attributes:
+    num_pieces: pieces still to arrive; set when it starts.
+    num_waits: earlier ops that must end first.
+    is_started: it was handed on to be moved.
+    is_moving: its bytes are read, so it can't be cancelled.
+    dependents: later ops that wait for this one, and whether they read what
+      it writes (so fail with it).
+  """
+
+  op: TransferOp
+  work: TransferWork
+  status: Status | None = None
+  error: str = ''
+  num_pieces: int = 0
+  num_waits: int = 0
+  is_started: bool = False
+  is_moving: bool = False
+  dependents: list[tuple['OpRun', bool]] = field(default_factory=list)
+
+  @property
+  def is_live(self) -> bool:
+    return self.status is None
+
+
+class TransferBook:
+  """Transfers from their submission to the end of their last op."""
+
+  def __init__(
+    self,
+    now_s: Callable[[], float],
+    start: Callable[[OpRun], None],
+    ended: Callable[[TransferWork], None],
+  ):
+    """Makes an empty book.
+
+    Args:
+      now_s: the clock that deadlines are on.
+      start: called once for an op that may start now.
+      ended: called once for a work whose ops have all ended.
+    """
+    self._now_s = now_s
+    self._start = start
+    self._ended = ended
+    self._lock = threading.RLock()
+    self._works: dict[WorkId, TransferWork] = {}
+    self._writers: dict[object, list[OpRun]] = defaultdict(list)
+
+  def add(self, work: TransferWork, ops: Iterable[TransferOp]) -> None:
+    """Enters a work and starts those of its ops that wait for nothing."""
+    with self._lock:
+      work.runs = tuple(OpRun(op, work) for op in ops)
+      work.num_live = len(work.runs)
+      for run in work.runs:
+        self._enter(run)
+      if work.runs:
+        self._works[work.work_id] = work
+    if not work.runs:
+      self._ended(work)
+    self.expire()
+    self._start_ready(work.runs)
+
+  def begin(self, run: OpRun) -> bool:
+    """Marks that its bytes are being moved; False if it has ended."""
+    with self._lock:
+      now_s = self._now_s()
+      if run.is_live and now_s <= run.work.deadline_s:
+        run.is_moving = True
+        if run.work.started_s is None:
+          run.work.started_s = now_s
+        return True
+    self._time_out(run)
+    return False
+
+  def piece_arrived(self, run: OpRun) -> None:
+    """Counts a piece; the last one completes the op."""
+    with self._lock:
+      run.num_pieces -= 1
+      if run.num_pieces:
+        return
+      in_time = self._now_s() <= run.work.deadline_s
+    if in_time:
+      self.end(run, 'completed')
+    else:
+      self._time_out(run)
+
+  def commit(self, run: OpRun, write: Callable[[], None]) -> None:
+    """Calls `write` for one piece unless the op has ended, in one stroke.
+
+    A quick write only: nothing in the book moves meanwhile.
+    """
+    with self._lock:
+      if not run.is_live:
+        return
+      write()
+    self.piece_arrived(run)
+
+  def end(self, run: OpRun, status: Status, error: str = '') -> None:
+    """Ends an op and what reads it if it failed; ignored if it has ended."""
+    ready: list[OpRun] = []
+    ended: list[TransferWork] = []
+    with self._lock:
+      self._end(run, status, error, ready, ended)
+    for work in ended:
+      self._ended(work)
+    self._start_ready(ready)
+
+  def expire(self) -> None:
+    """Ends what is past its deadline as 'timeout'."""
+    with self._lock:
+      now_s = self._now_s()
+      late = [w for w in self._works.values() if w.deadline_s < now_s]
+    for work in late:
+      for run in work.runs:
+        self._time_out(run)
+
+  def next_deadline_s(self) -> float | None:
+    """The earliest deadline of a work under way."""
+    with self._lock:
+      return min((w.deadline_s for w in self._works.values()), default=None)
+
+  def cancel(self, work_id: WorkId) -> None:
+    """Ends the work's ops that nobody has begun to move."""
+    with self._lock:
+      work = self._works.get(work_id)
+    for run in work.runs if work else ():
+      if not run.is_moving:
+        self.end(run, 'cancelled', 'cancelled')
+
+  def fail_writers(self, replicas: Iterable[Replica]) -> None:
+    """Ends the ops that are writing these replicas: they were dropped."""
+    with self._lock:
+      runs = [run for r in replicas for run in self._writers.get(r, ())]
+    for run in runs:
+      self.end(run, 'failed', f'{run.op.dst} was dropped')
+
+  def _enter(self, run: OpRun) -> None:
+    """Finds what the op waits for, then enters it as a writer itself."""
+    reads = self._earlier(run, run.op.src)
+    writes = self._earlier(run, run.op.dst)
+    for earlier in reads | writes:
+      earlier.dependents.append((run, earlier in reads))
+      run.num_waits += 1
+    for place in _places(run.op.dst):
+      self._writers[place].append(run)
+
+  def _earlier(self, run: OpRun, side: DevicePages | Replica) -> set[OpRun]:
+    return {
+      writer
+      for place in _places(side)
+      for writer in self._writers.get(place, ())
+      if _same_layers(writer.op, run.op)
+    }
+
+  def _start_ready(self, runs: Iterable[OpRun]) -> None:
+    with self._lock:
+      ready = [
+        run
+        for run in runs
+        if run.is_live and not run.num_waits and not run.is_started
+      ]
+      for run in ready:
+        run.is_started = True
+    for run in ready:
+      self._start(run)
+
+  def _time_out(self, run: OpRun) -> None:
+    self.end(run, 'timeout', f'deadline_s={run.work.deadline_s:.6f} passed')
+
+  def _end(
+    self,
+    run: OpRun,
+    status: Status,
+    error: str,
+    ready: list[OpRun],
+    ended: list[TransferWork],
+  ) -> None:
+    if not run.is_live:
+      return
+    run.status, run.error = status, error
+    for place in _places(run.op.dst):
+      self._writers[place].remove(run)
+      if not self._writers[place]:
+        del self._writers[place]
+    for dependent, reads in run.dependents:
+      dependent.num_waits -= 1
+      if reads and status != 'completed':
+        why = f'its source was not written ({error})'
+        self._end(dependent, 'failed', why, ready, ended)
+      elif not dependent.num_waits:
+        ready.append(dependent)
+    run.work.num_live -= 1
+    if not run.work.num_live:
+      del self._works[run.work.work_id]
+      ended.append(run.work)
+
+
+def _places(side: DevicePages | Replica) -> Iterator[object]:
+  """What another op may write or read; nobody reads scratch page 0."""
+  if isinstance(side, Replica):
+    yield side
+  else:
+    yield from ((side.instance, page) for page in set(side.pages) if page)
+
+
+def _same_layers(a: TransferOp, b: TransferOp) -> bool:
+  return a.start_layer < b.stop_layer and b.start_layer < a.stop_layer
