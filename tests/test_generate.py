@@ -32,7 +32,8 @@ def measured(workload: Workload, num_requests: int) -> TraceStatistics:
 
 
 # FAST'25 Table 2 and the published traces: value and tolerance, relative for
-# lengths and absolute for shares, of as many requests as the trace has.
+# lengths and absolute for shares. Synthetic needs more requests than its trace
+# has: few documents asked often make one draw differ much from the next.
 PUBLISHED = [
   (conversation, 12031, 'input_tokens.mean', 12035, 0.05),
   (conversation, 12031, 'input_tokens.p50', 6909, 0.10),
@@ -49,17 +50,17 @@ PUBLISHED = [
   (tool_agent, 23608, 'output_tokens.mean', 182, 0.10),
   (tool_agent, 23608, 'hit_rate', 0.59, 0.02),
   (tool_agent, 23608, 'duration_s', 3600, 0.05),
-  (synthetic, 3993, 'input_tokens.mean', 15325, 0.08),
-  (synthetic, 3993, 'input_tokens.p90', 38611, 0.08),
-  (synthetic, 3993, 'input_tokens.p99', 66456, 0.08),
-  (synthetic, 3993, 'output_tokens.mean', 149, 0.10),
-  (synthetic, 3993, 'output_tokens.p50', 69, 0.15),
-  (synthetic, 3993, 'output_tokens.p90', 389, 0.15),
-  (synthetic, 3993, 'output_tokens.p99', 768, 0.05),
-  (synthetic, 3993, 'hit_rate', 0.651, 0.03),
-  (synthetic, 3993, 'hit_rate_request_mean', 0.432, 0.03),
-  (synthetic, 3993, 'hit_requests', 0.446, 0.03),
-  (synthetic, 3993, 'duration_s', 1022, 0.05),
+  (synthetic, 20000, 'input_tokens.mean', 15325, 0.08),
+  (synthetic, 20000, 'input_tokens.p90', 38611, 0.08),
+  (synthetic, 20000, 'input_tokens.p99', 66456, 0.08),
+  (synthetic, 20000, 'output_tokens.mean', 149, 0.10),
+  (synthetic, 20000, 'output_tokens.p50', 69, 0.15),
+  (synthetic, 20000, 'output_tokens.p90', 389, 0.15),
+  (synthetic, 20000, 'output_tokens.p99', 768, 0.05),
+  (synthetic, 20000, 'hit_rate', 0.651, 0.03),
+  (synthetic, 20000, 'hit_rate_request_mean', 0.432, 0.03),
+  (synthetic, 20000, 'hit_requests', 0.446, 0.03),
+  (synthetic, 20000, 'duration_s', 20000 / 3.91, 0.05),
 ]
 
 

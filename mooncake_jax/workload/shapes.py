@@ -188,7 +188,7 @@ SYNTHETIC = WorkloadShape(
       first=_SHORT_FIRST,
       user=_SHORT_USER,
       output=_SHORT_OUTPUT,
-      continues=(0.28, 0.35),
+      continues=(0.2, 0.35),
       gap_s=_DOCUMENT_GAP_S,
     ),
     SessionKind(  # L-Eval and LooGLE: half of the documents are asked once
