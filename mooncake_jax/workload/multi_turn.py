@@ -24,7 +24,9 @@ class Sessions:
     records, _ = serve(chats.initial(), conductor, cluster, chats.follow_up)
 
   A turn that can't be asked (its prompt is empty, too long or refused by the
-  chat template) ends its session alone; `errors` tells which.
+  chat template) ends its session alone; `errors` tells which. An answer's text
+  is encoded anew with its history; where that gives other tokens than the
+  model put out, reuse ends there. In a simulation answers are empty.
   """
 
   def __init__(
