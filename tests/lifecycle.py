@@ -11,10 +11,13 @@ from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.conductor import ConductorSpec
 from mooncake_jax.costs.model import PolynomialCost
+from mooncake_jax.engine.device import DeviceBackend
+from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Request
 from mooncake_jax.sim.virtual import VirtualBackend
 from mooncake_jax.slo import SLO
+from scripts.device import instance_specs
 
 MODEL = ModelConfig(
   'llama',
@@ -92,6 +95,17 @@ def shared_prefix_requests(
 
 def make_conductor(spec=SPEC, slo=LOOSE, **kwargs) -> Conductor:
   return Conductor(ConductorSpec(**kwargs), spec, MODEL, COSTS, slo)
+
+
+def make_device(spec=SPEC) -> Cluster:
+  """A cluster on simulated devices; close its backend."""
+  from engine_pieces import tiny_params
+
+  backend = DeviceBackend(
+    MODEL, spec.layout(MODEL), instance_specs(spec, MODEL), tiny_params()
+  )
+  warmup(backend)
+  return Cluster(spec, MODEL, backend)
 
 
 def make_virtual(spec=SPEC, **kwargs) -> Cluster:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of requests, in virtual time and on devices alike."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from lifecycle import make_conductor
+from lifecycle import make_device
 from lifecycle import make_request
 from lifecycle import make_virtual
 from lifecycle import MODEL
 from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
-import numpy as np
-import pytest
-
 from mooncake_jax.request import Rejection
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import replay
@@ -19,10 +21,20 @@ from mooncake_jax.serve import serve
 from mooncake_jax.slo import SLO
 
 
-@pytest.fixture(params=['virtual'])
+@pytest.fixture(params=['virtual', 'device'])
 def make_cluster(request):
   """Makes clusters on one backend; closes them."""
-  return make_virtual
+  if request.param == 'virtual':
+    yield make_virtual
+    return
+  with ExitStack() as stack:
+
+    def make(spec=SPEC):
+      cluster = make_device(spec)
+      stack.callback(cluster.backend.close)
+      return cluster
+
+    yield make
 
 
 def _by_id(records):
@@ -59,7 +71,7 @@ def test_time_stamps_stand_in_life_order(make_cluster):
 
 
 def test_a_second_request_reuses_the_first_ones_prefix(make_cluster):
-  requests = shared_prefix_requests(2, every_s=5.0)
+  requests = shared_prefix_requests(2, every_s=0.5)
   records, _ = serve(requests, make_conductor(), make_cluster())
   assert records[0].reused_tokens == {}
   assert records[1].reused_tokens == {'local_host': 24}
@@ -69,7 +81,7 @@ def test_a_full_prompt_hit_still_computes_the_tail(make_cluster):
   prompt = np.arange(24) + 2
   requests = [
     make_request('a', prompt),
-    make_request('b', prompt, arrival_s=5.0),
+    make_request('b', prompt, arrival_s=0.5),
   ]
   records, _ = serve(requests, make_conductor(), make_cluster())
   assert records[1].reused_tokens == {'local_host': 16}
@@ -81,7 +93,7 @@ def test_a_far_longer_prefix_is_fetched_and_replicated(make_cluster):
   head = np.arange(40) % 50 + 2
   requests = [make_request('first', head)]
   requests += [
-    make_request(f'r{i}', np.concatenate([head, [3 + i] * 40]), arrival_s=5.0)
+    make_request(f'r{i}', np.concatenate([head, [3 + i] * 40]), arrival_s=0.5)
     for i in range(8)
   ]
   records, _ = serve(requests, make_conductor(balancing_threshold=1.0), cluster)
@@ -94,7 +106,7 @@ def test_a_far_longer_prefix_is_fetched_and_replicated(make_cluster):
 def test_no_reuse_where_it_is_off(make_cluster):
   spec = replace(SPEC, reuse=False)
   records, _ = serve(
-    shared_prefix_requests(4, every_s=1.0),
+    shared_prefix_requests(4, every_s=0.5),
     make_conductor(spec),
     make_cluster(spec),
   )
@@ -182,7 +194,7 @@ def test_a_session_goes_on_with_its_next_turn(make_cluster):
       return None
     prompt = np.full(20 * (turn + 2), 7)
     return make_request(
-      f't{turn + 1}', prompt, arrival_s=record.finished_s + 1.0
+      f't{turn + 1}', prompt, arrival_s=record.finished_s + 0.1
     )
 
   records, _ = serve(
