@@ -10,15 +10,15 @@ from typing import Protocol
 from mooncake_jax.blocks.identity import kv_identity
 from mooncake_jax.model.checkpoints.fingerprint import fingerprint
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.workload.session_file import Message
+from mooncake_jax.workload.words import WordCodec
 from scripts.gin_source import ROOT
 
 
 class Tokens(Protocol):
   """What serving text needs of a tokenizer."""
 
-  eos_token_ids: tuple[int, ...]
-
-  def encode_chat(self, messages: Sequence[Any]) -> list[int]: ...
+  def encode_chat(self, messages: Sequence[Message]) -> list[int]: ...
 
   def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -90,25 +90,17 @@ class Model:
     key = jax.random.key(self.seed)
     return params.init_params(self.read_config(), key, mesh=mesh)
 
-  def load_tokenizer(self) -> Tokens:
-    """The checkpoint's tokenizer; bytes stand in for random weights."""
+  def load_tokenizer(self, config: ModelConfig) -> Tokens:
+    """The checkpoint's tokenizer; for random weights, a token a word."""
     path = self.find()
     if path is None:
-      return ByteTokens()
+      return WordCodec(config.vocab_size)
     from mooncake_jax.model.tokenizer import Tokenizer
 
     read = Tokenizer.from_folder if path.is_dir() else Tokenizer.from_gguf
     return read(path)
 
 
-class ByteTokens:
-  """A token a UTF-8 byte, for weights that mean nothing anyway."""
-
-  eos_token_ids: tuple[int, ...] = ()
-
-  def encode_chat(self, messages: Sequence[Any]) -> list[int]:
-    lines = [f'{m["role"]}: {m["content"]}\n' for m in messages]
-    return list(''.join([*lines, 'assistant: ']).encode())
-
-  def decode(self, ids: Sequence[int]) -> str:
-    return bytes(i for i in ids if i < 256).decode(errors='replace')
+def stop_token_ids(tokenizer: Tokens) -> tuple[int, ...]:
+  """What ends an answer; nothing does where tokens mean nothing."""
+  return tuple(getattr(tokenizer, 'eos_token_ids', ()))

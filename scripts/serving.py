@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a cluster and serves a workload on it, once."""
+"""Serves a workload from an idle cluster to the end, once or several times."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from mooncake_jax.serve import Journal
 from mooncake_jax.serve import serve
 from mooncake_jax.sim.virtual import VirtualBackend
 from scripts.experiment import Experiment
-from scripts.workloads import Session
+from scripts.workloads import Prepared
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,12 @@ class Outcome:
   records: list[RequestRecord]
   journal: Journal
   summary: Summary
+  prepared: Prepared
 
 
-def make_session(experiment: Experiment, config: ModelConfig) -> Session:
+def prepare(experiment: Experiment, config: ModelConfig) -> Prepared:
   """The workload's requests, with tokens where devices need them."""
-  return experiment.workload.session(
+  return experiment.workload.prepare(
     experiment.model,
     config,
     experiment.cluster,
@@ -40,13 +41,14 @@ def make_session(experiment: Experiment, config: ModelConfig) -> Session:
   )
 
 
-def serve_session(
+def serve_once(
   experiment: Experiment,
   config: ModelConfig,
-  session: Session,
+  prepared: Prepared,
+  backend: Backend,
   on_event: Callable[[Event], None] | None = None,
 ) -> Outcome:
-  """Serves a session from an idle cluster to the end."""
+  """Serves on an idle backend whose clock stands at 0."""
   conductor = Conductor(
     experiment.conductor,
     experiment.cluster,
@@ -55,22 +57,33 @@ def serve_session(
     experiment.slo,
   )
   recheck = conductor.keeps_tbt if experiment.conductor.late_check else None
-  with backend(experiment, config) as started:
-    cluster = Cluster(experiment.cluster, config, started, recheck)
-    records, journal = serve(
-      session.requests, conductor, cluster, session.follow_up, on_event
-    )
+  cluster = Cluster(experiment.cluster, config, backend, recheck)
+  records, journal = serve(
+    prepared.requests, conductor, cluster, prepared.follow_up, on_event
+  )
   summary = summarize(records, experiment.slo)
-  return Outcome(records, journal, summary)
+  return Outcome(records, journal, summary, prepared)
 
 
 @contextmanager
-def backend(experiment: Experiment, config: ModelConfig) -> Iterator[Backend]:
-  """The physics of a run, closed at the end."""
+def backends(
+  experiment: Experiment, config: ModelConfig
+) -> Iterator[Callable[[], Backend]]:
+  """What gives an idle backend for each run of an experiment.
+
+  Devices are loaded and compiled for once, and taken again; bytes that a run
+  left in their segments lie there unknown to the next.
+  """
   if experiment.backend == 'virtual':
-    yield VirtualBackend(experiment.truth or experiment.costs)
+    truth = experiment.truth or experiment.costs
+    yield lambda: VirtualBackend(truth)
     return
   from scripts.device import device_backend
 
-  with device_backend(experiment, config) as started:
-    yield started
+  with device_backend(experiment, config) as backend:
+
+    def again() -> Backend:
+      backend.restart_clock()
+      return backend
+
+    yield again

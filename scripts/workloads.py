@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workloads as values that configs bind: what a run is asked."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Protocol
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Request
+from mooncake_jax.request import RequestRecord
 from mooncake_jax.request import Sampling
 from mooncake_jax.serve import FollowUp
 from mooncake_jax.workload.scale import scale_trace
@@ -26,27 +28,30 @@ TRACES = 'MOONCAKE_JAX_TRACES'
 
 
 @dataclass
-class Session:
+class Prepared:
   """A workload made ready for one run.
 
   Attributes:
     requests: known before the run; `follow_up` makes the others.
-    total: how many requests there will be, where that is known.
-    notes: one line for each row that could not be used.
+    total: how many requests there will be, if none fails.
+    follow_up: see `serve`.
+    tell: a request and its answer as text, where they are text.
+    errors: one line for each request that could not be made, so far.
   """
 
   requests: Sequence[Request]
   total: int
   follow_up: FollowUp | None = None
-  notes: list[str] = field(default_factory=list)
+  tell: Callable[[RequestRecord], str] | None = None
+  errors: list[str] = field(default_factory=list)
 
 
 class Workload(Protocol):
   """Anything that can be made ready for a run."""
 
-  def session(
+  def prepare(
     self, model: Model, config: ModelConfig, cluster: ClusterSpec, tokens: bool
-  ) -> Session:
+  ) -> Prepared:
     """Makes requests, with token ids if `tokens`, else from lengths."""
     ...
 
@@ -56,7 +61,7 @@ class Rows:
   """Trace rows and the bad lines met on the way."""
 
   rows: list[TraceRow]
-  notes: list[str]
+  errors: list[str]
 
 
 def published(name: str) -> Rows:
@@ -93,9 +98,9 @@ class TraceWorkload:
   sampling: Sampling = Sampling()
   seed: int = 0
 
-  def session(
+  def prepare(
     self, model: Model, config: ModelConfig, cluster: ClusterSpec, tokens: bool
-  ) -> Session:
+  ) -> Prepared:
     read = self.rows if isinstance(self.rows, Rows) else Rows(self.rows, [])
     scaled = scale_trace(read.rows, self.scale)
     maker = self._maker(config, scaled.tokens_per_hash_id) if tokens else None
@@ -107,8 +112,8 @@ class TraceWorkload:
       identity=model.identity() if tokens else '0',
       sampling=self.sampling,
     )
-    notes = [*read.notes, *_limits(scaled.num_dropped, scaled.num_cut)]
-    return Session(requests, len(requests), notes=notes)
+    errors = [*read.errors, *_limits(scaled.num_dropped, scaled.num_cut)]
+    return Prepared(requests, len(requests), errors=errors)
 
   def _maker(self, config: ModelConfig, tokens_per_hash_id: int) -> TokenMaker:
     return TokenMaker(

@@ -67,7 +67,7 @@ def test_the_operative_config_of_a_run_runs_again(tmp_path):
     ),
     ('ClusterSpec.chunk_tokens=0', 2, 'ClusterSpec.chunk_tokens=0 must be'),
     ("ConductorSpec.policy='best'", 2, "policy='best' is not one of"),
-    ('TraceScale.time_scale=-1', 2, 'TraceScale.time_scale=-1 must be > 0'),
+    ('TraceScale.time_scale=-1', 2, 'TraceScale.time_scale=-1 must be'),
     ('TraceScale.length_scale=0.3', 1, 'length_scale=0.3 makes 153.6 of 512'),
   ],
 )

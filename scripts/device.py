@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine for an experiment's cluster, on whatever devices there are."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+import sys
+
+import jax
+
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.engine.device import DeviceBackend
+from mooncake_jax.engine.spec import InstanceSpec
+from mooncake_jax.engine.spec import Role
+from mooncake_jax.engine.warmup import warmup
+from mooncake_jax.model.params import materialize_unembed
+from mooncake_jax.model_config import ModelConfig
+from scripts.experiment import Experiment
+
+KV_DTYPES = {4: 'float32', 2: 'bfloat16'}
+
+
+@contextmanager
+def device_backend(
+  experiment: Experiment, config: ModelConfig
+) -> Iterator[DeviceBackend]:
+  """Loads weights onto each instance and compiles; ends all at the end.
+
+  Raises:
+    ValueError: too few devices, or a KVCache dtype that there is not.
+  """
+  spec = experiment.cluster
+  num_instances = spec.prefill_instances + spec.decode_instances
+  simulate_cpu_devices(num_instances * spec.tensor_parallel)
+  instances = instance_specs(spec, config)
+  if spec.kv_dtype_bytes not in KV_DTYPES:
+    raise ValueError(
+      f'ClusterSpec.kv_dtype_bytes={spec.kv_dtype_bytes} must be one of '
+      f'{[*KV_DTYPES]}'
+    )
+  model = experiment.model
+  # CPU devices share one tree; elsewhere each instance reads its own slices.
+  on_cpu = jax.default_backend() == 'cpu'
+  with DeviceBackend(
+    config,
+    spec.layout(config),
+    instances,
+    materialize_unembed(model.load_params()) if on_cpu else model.load_params,
+    kv_dtype=KV_DTYPES[spec.kv_dtype_bytes],
+  ) as backend:
+    seconds = warmup(backend)
+    print(f'loaded and compiled in {seconds:.0f} s', file=sys.stderr)
+    yield backend
+
+
+def simulate_cpu_devices(count: int) -> None:
+  """On a CPU, makes so many devices of it; elsewhere changes nothing."""
+  try:
+    jax.config.update('jax_num_cpu_devices', count)
+  except RuntimeError:
+    pass  # JAX runs already: if its devices are too few, the engine says so
+
+
+def instance_specs(
+  spec: ClusterSpec, config: ModelConfig
+) -> list[InstanceSpec]:
+  """The engine's instances, prefill first."""
+  return [
+    *(_instance(spec, config, n, 'prefill') for n in spec.prefill_names),
+    *(_instance(spec, config, n, 'decode') for n in spec.decode_names),
+  ]
+
+
+def _instance(
+  spec: ClusterSpec, config: ModelConfig, name: str, role: Role
+) -> InstanceSpec:
+  prefills = role == 'prefill'
+  return InstanceSpec(
+    name,
+    role,
+    num_pages=spec.prefill_pages if prefills else spec.decode_pages,
+    max_tokens=spec.max_request_tokens(config),
+    num_devices=spec.tensor_parallel,
+    chunk_buckets=(max(spec.chunk_tokens // 4, 1), spec.chunk_tokens),
+    max_batch=spec.max_batch,
+    host_bytes=spec.host_bytes if prefills else 0,
+    unroll=jax.default_backend() == 'cpu',
+  )
