@@ -98,6 +98,7 @@ class Owner:
   def _run(self, task: Task | DecodeTask) -> None:
     if isinstance(task, GatherTask):
       heapq.heappush(self._gathers, (task.priority, next(self._order), task))
+      self._run_gathers()  # before the next chunk keeps the devices busy
       return
     try:
       self._check_pool()

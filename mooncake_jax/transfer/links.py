@@ -30,7 +30,7 @@ class Move:
     arrays, targets: what, and where each goes.
     begin: called before the bytes are read; False drops the move.
     arrived: called on the link's thread with the arrays at their targets.
-    failed: called instead of `arrived`, with what went wrong.
+    failed: called if they don't arrive or `arrived` raises.
     left: called when the source arrays are no longer needed, whatever came.
   """
 
@@ -115,11 +115,12 @@ class Link:
       return
     try:
       moved = self._put(live)
-    except Exception as error:
-      self._put_one_by_one(live, error)
+    except Exception:
+      for move in live:  # finds those that are not to blame
+        self._deliver(move, lambda move=move: self._put([move])[0])
     else:
       for move, arrays in zip(live, moved):
-        move.arrived(arrays)
+        self._deliver(move, lambda arrays=arrays: arrays)
     for move in batch:
       move.left()
 
@@ -130,16 +131,11 @@ class Link:
     moved = iter(jax.block_until_ready(jax.device_put(arrays, targets)))
     return [[next(moved) for _ in move.arrays] for move in batch]
 
-  def _put_one_by_one(self, batch: list[Move], error: Exception) -> None:
-    """After a failed call: finds the moves that are not to blame."""
-    for move in batch:
-      try:
-        [arrays] = self._put([move]) if len(batch) > 1 else [None]
-      except Exception as own_error:
-        error, arrays = own_error, None
-      if arrays is not None:
-        move.arrived(arrays)
-        continue
+  def _deliver(self, move: Move, arrays: Callable[[], list[jax.Array]]) -> None:
+    """Hands over what arrived; the receiver owns its bytes from then on."""
+    try:
+      move.arrived(arrays())
+    except Exception as error:
       if self._budget:
         self._budget.give(move.num_bytes)
       move.failed(error)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a transfer alone: links, budgets, segments, heads, book."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.transfer.book import OpRun
+from mooncake_jax.transfer.book import TransferBook
+from mooncake_jax.transfer.book import TransferWork
+from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.heads import overlapping
+from mooncake_jax.transfer.links import Link
+from mooncake_jax.transfer.links import Move
+from mooncake_jax.transfer.page_copies import split_pages
+from mooncake_jax.transfer.segment import HostSegment
+from mooncake_jax.transfer.segment import Part
+
+
+def test_lower_priority_moves_first_and_arrivals_keep_their_order():
+  device = jax.devices()[0]
+  target = jax.sharding.SingleDeviceSharding(device, memory_kind='pinned_host')
+  started, done, order = threading.Event(), threading.Event(), []
+
+  def move(name, begin=lambda: True):
+    def arrived(arrays):
+      order.append(name)
+      if len(order) == 5:
+        done.set()
+
+    array = jax.device_put(np.zeros(4, np.float32), device)
+    return Move((array,), (target,), begin, arrived, order.append)
+
+  def hold():
+    started.wait()
+    return True
+
+  link = Link('link', on_crash=lambda name, error: order.append(error))
+  link.submit(move('first', hold), 0)
+  for name, priority in (('d', 2), ('b', 1), ('a', 0), ('c', 1)):
+    link.submit(move(name), priority)
+  started.set()
+  assert done.wait(30)
+  link.close()
+  assert order == ['first', 'a', 'b', 'c', 'd']
+
+
+def test_one_bad_move_of_a_batch_fails_alone():
+  device = jax.devices()[0]
+  target = jax.sharding.SingleDeviceSharding(device, memory_kind='pinned_host')
+  arrays = [jax.device_put(np.zeros(4, np.float32), device) for _ in range(3)]
+  arrays[1].delete()
+  ends, done, go = {}, threading.Event(), threading.Event()
+
+  def end(i, what):
+    ends[i] = what
+    if len(ends) == 4:
+      done.set()
+
+  def move(i, array, begin=lambda: True):
+    return Move(
+      (array,),
+      (target,),
+      begin,
+      lambda arrays: end(i, 'arrived'),
+      lambda error: end(i, 'failed'),
+    )
+
+  link = Link('link', on_crash=lambda name, error: end(9, error))
+  first = jax.device_put(np.zeros(4, np.float32), device)
+  link.submit(move(3, first, lambda: go.wait(30)), 0)
+  for i, array in enumerate(arrays):
+    link.submit(move(i, array), 0)
+  go.set()
+  assert done.wait(30)
+  link.close()
+  assert ends == {0: 'arrived', 1: 'failed', 2: 'arrived', 3: 'arrived'}
+
+
+def test_a_budget_lets_too_much_through_alone_and_ends_waits_when_closed():
+  budget = ByteBudget(10)
+  assert budget.try_take(25)
+  assert not budget.try_take(1)
+  taken = []
+  waiting = threading.Thread(target=lambda: taken.append(budget.take(5)))
+  waiting.start()
+  budget.give(25)
+  waiting.join(30)
+  assert taken == [True] and budget.taken_bytes == 5
+  waiting = threading.Thread(target=lambda: taken.append(budget.take(6)))
+  waiting.start()
+  budget.close()
+  waiting.join(30)
+  assert taken == [True, False]
+
+
+def test_a_segment_counts_bytes_and_refuses_a_part_twice():
+  slices = (jax.numpy.zeros((2, 2, 8, 2, 8)),)
+  segment = HostSegment('a', 10 * slices[0].nbytes)
+  segment.put(1, Part(0, 2, slices))
+  with pytest.raises(ValueError, match='there already'):
+    segment.put(1, Part(1, 3, slices))
+  segment.put(1, Part(2, 4, slices))
+  assert segment.used_bytes == 2 * slices[0].nbytes
+  assert [p.start_layer for p in segment.read(1, 1, 3)] == [0, 2]
+  with pytest.raises(LookupError, match='layer 4'):
+    segment.read(1, 0, 5)
+  segment.drop([1, 7])
+  assert segment.used_bytes == 0 and not segment.replica_ids
+
+
+@pytest.mark.parametrize('num_source', [1, 2, 3, 4, 6])
+@pytest.mark.parametrize('num_target', [1, 2, 3, 4, 6])
+def test_overlapping_slices_cover_exactly_the_heads_of_a_target(
+  num_source, num_target
+):
+  heads = 12
+  for target in range(num_target):
+    wanted = set(
+      range(target * heads // num_target, (target + 1) * heads // num_target)
+    )
+    for i in range(num_source):
+      held = set(range(i * heads // num_source, (i + 1) * heads // num_source))
+      used = i in overlapping(num_source, num_target, target)
+      assert used == bool(wanted & held)
+
+
+@pytest.mark.parametrize('num_pages', [0, 1, 2, 7, 8, 9, 23])
+def test_runs_of_pages_cover_all_in_order(num_pages):
+  runs = split_pages(num_pages, (1, 2, 8))
+  pages = list(range(num_pages))
+  assert [page for run in runs for page in pages[run]] == pages
+  assert all(run.stop - run.start in (1, 2, 8) for run in runs)
+
+
+def test_no_op_ends_twice_however_its_ends_race():
+  ended, started = [], []
+  book = TransferBook(lambda: 0.0, started.append, ended.append)
+  work = TransferWork(0, 0, 1.0)
+  op = TransferOp(DevicePages('a', (1,)), Replica('a', 1), 0, 3, 1)
+  book.add(work, [op] * 1)
+  [run] = started
+  assert isinstance(run, OpRun) and book.begin(run)
+  run.num_pieces = 1
+  threads = [
+    threading.Thread(target=book.end, args=(run, status))
+    for status in ('failed', 'timeout', 'cancelled') * 5
+  ]
+  threads.append(threading.Thread(target=book.piece_arrived, args=(run,)))
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(30)
+  assert ended == [work] and not run.is_live
+  assert not book.begin(run)
+  assert book.next_deadline_s() is None
