@@ -145,3 +145,15 @@ def test_rows_are_read_without_the_rest(path):
   whole = file.read(name, (slice(0, 72), slice(0, 72)))
   part = file.read(name, (slice(8, 24), slice(3, 7)))
   assert np.array_equal(part, whole[8:24, 3:7])
+
+
+def test_a_damaged_count_costs_neither_memory_nor_time(path):
+  whole = write_gguf(DATA / 'llama2', path).read_bytes()
+  key = b'tokenizer.ggml.token_type'
+  at = whole.index(key) + len(key) + 8  # the array's length, uint64
+  path.write_bytes(whole[:at] + b'\xff' * 7 + b'\x00' + whole[at + 8 :])
+  refused(path, 'damaged or truncated')
+  key = b'llama.block_count'
+  at = whole.index(key) + len(key) + 4  # uint32
+  path.write_bytes(whole[:at] + b'\xff' * 4 + whole[at + 4 :])
+  refused(path, 'num_layers=4294967295')

@@ -169,3 +169,11 @@ def test_an_unknown_gguf_vocabulary_is_named(tmp_path):
   write_gguf(DATA / 'llama2', path, tokenizer='t5')
   with pytest.raises(ValueError, match=r"tokenizer\.ggml\.model='t5'"):
     Tokenizer.from_gguf(path)
+
+
+def test_a_gguf_merge_of_no_tokens_is_named(tmp_path):
+  path = tmp_path / 'model.gguf'
+  whole = write_gguf(DATA / 'llama2', path).read_bytes()
+  path.write_bytes(whole.replace('Ġ t'.encode(), 'Ġ !'.encode(), 1))
+  with pytest.raises(ValueError, match=r"merges has 'Ġ !'"):
+    Tokenizer.from_gguf(path)

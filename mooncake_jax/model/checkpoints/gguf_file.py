@@ -113,6 +113,20 @@ class GGUFFile:
     return rotated and self.architecture == 'llama'
 
 
+class _BoundedReader(gguf.GGUFReader):
+  """Fails at the end of the file.
+
+  The library reads on there without an error, so that a damaged count costs
+  all memory.
+  """
+
+  def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any):
+    part = super()._get(offset, dtype, count, **order)
+    if len(part) < count:
+      raise ValueError(f'{offset=} and {count=} reach beyond its end')
+    return part
+
+
 def head_dim(file: GGUFFile) -> int:
   """Size H of a head: attention.key_length, else model dim / heads."""
   length = file.get('{arch}.attention.key_length')
@@ -130,7 +144,7 @@ def _open(path: str) -> gguf.GGUFReader:
   if magic != b'GGUF':
     raise ValueError(f'{path}: {magic=} is not the GGUF magic')
   try:  # what the library raises on damage depends on where the damage is
-    return gguf.GGUFReader(path)
+    return _BoundedReader(path)
   except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
     reason = ' '.join(str(error).split())
     raise ValueError(f'{path}: damaged or truncated GGUF: {reason}') from error

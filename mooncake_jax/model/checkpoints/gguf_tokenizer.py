@@ -74,8 +74,15 @@ def token(file: GGUFFile, role: str) -> str | None:
 
 def _bpe(file: GGUFFile, tokens: Sequence[str], pre: str) -> models.BPE:
   merges = file.require('tokenizer.ggml.merges')
-  pairs = [tuple(merge.split(' ', 1)) for merge in merges]
   vocab = {text: index for index, text in enumerate(tokens)}
+  for merge in merges:
+    left, _, right = merge.partition(' ')
+    if not (left in vocab and right in vocab and left + right in vocab):
+      raise ValueError(
+        f'{file.path}: tokenizer.ggml.merges has {merge!r}, which does not '
+        'make a token of two tokens'
+      )
+  pairs = [tuple(merge.split(' ', 1)) for merge in merges]
   return models.BPE(vocab, pairs, ignore_merges=pre == 'llama-bpe')
 
 

@@ -69,6 +69,11 @@ def load(
 def check(source: TensorSource, config: ModelConfig) -> None:
   """Raises what `load` documents, without reading a tensor."""
   found = set(source.names())
+  if config.num_layers > len(found):  # before a tree of that many is built
+    raise ValueError(
+      f'{source.path}: {len(found)} tensors are too few for '
+      f'num_layers={config.num_layers}'
+    )
   for stored in names.all_stored(config):
     if stored.name not in found:
       raise ValueError(f'{source.path}: tensor {stored.name!r} is missing')
