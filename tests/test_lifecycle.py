@@ -134,6 +134,17 @@ def test_every_policy_serves_all_under_tight_memory(make_cluster, policy):
     assert cluster.master.used_bytes(name) <= spec.host_bytes
 
 
+def test_a_store_too_small_for_a_prompt_keeps_its_head(make_cluster):
+  """Four blocks of room for prompts of seven with one head of three."""
+  spec = replace(SPEC, host_bytes=4 * 8 * 3 * 128 + 2000, prefill_instances=1)
+  records, _ = serve(
+    shared_prefix_requests(4, suffix=36, every_s=0.2),
+    make_conductor(spec),
+    make_cluster(spec),
+  )
+  assert [r.reused_tokens.get('local_host') for r in records[1:]] == [24] * 3
+
+
 def test_a_request_that_would_miss_its_slo_is_rejected(make_cluster):
   conductor = make_conductor(slo=SLO(ttft_s=0.02, tbt_s=10.0))
   cluster = make_cluster()

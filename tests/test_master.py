@@ -99,6 +99,16 @@ def test_an_unmounted_segment_loses_its_replicas_only():
   master.check()
 
 
+def test_a_chain_is_not_evicted_for_its_own_tail():
+  master = _make_master(capacity=20)
+  _put(master, KEYS[0])
+  _put(master, KEYS[1])
+  start = master.put_start(KEYS[2], 10, 'a', 0.0, keep=KEYS[:3])
+  assert start == type(start)()
+  start = master.put_start(KEYS[3], 10, 'a', 0.0, keep=KEYS[:1])
+  assert [e.key for e in start.evicted] == [KEYS[1]]
+
+
 def test_a_block_larger_than_the_segment_evicts_nothing():
   master = _make_master(capacity=40)
   _put(master, KEYS[0])
@@ -144,10 +154,9 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       assert self.leases.get(evicted.key, -1.0) < self.now_s
       assert self.readable.pop(evicted.replica) == evicted.key
       assert all(key != evicted.key for key, _ in self.open)
-    if start.stored:
-      assert any(
-        k == key and r.segment == segment for r, k in self.readable.items()
-      )
+    here = {k for r, k in self.readable.items() if r.segment == segment}
+    here |= {k for k, r in self.open if r.segment == segment}
+    assert start.stored == (key in here)
     if start.replica is not None:
       self.open.append((key, start.replica))
 

@@ -228,13 +228,10 @@ class PrefillInstance:
     """Puts the complete blocks that are new on the device."""
     if self.store is None:
       return []
-    keys = run.request.block_keys
-    first = run.stored_blocks
+    keys, first = run.request.block_keys, run.stored_blocks
     last = min(run.computed_tokens // self.layout.block_size_tokens, len(keys))
-    run.stored_blocks = max(first, last)
-    put = self.store.put(
-      keys[first:last], first, self.name, run.prefill_pages, now_s
-    )
+    last = run.stored_blocks = max(first, last)
+    put = self.store.put(keys, first, last, self.name, run.prefill_pages, now_s)
     if run.prefilled:
       self.store.master.touch(keys, self.name)
     effects: Effects = []

@@ -101,24 +101,31 @@ class StoreClient:
 
   def put(
     self,
-    keys: tuple[BlockKey, ...],
-    first_block: int,
+    chain: tuple[BlockKey, ...],
+    first: int,
+    last: int,
     instance: str,
     pages: tuple[int, ...],
     now_s: float,
   ) -> Put:
-    """Starts storing blocks [first_block, first_block + len(keys)).
+    """Starts storing blocks [first, last) of a chain that lies in `pages`.
 
-    Those already in the instance's segment, or without room, are left out.
+    Those already in the instance's segment are left out. It ends at the first
+    that finds no room, since nothing after a hole is ever matched; and no
+    block of the chain goes to make room for a later one.
     """
     held, evicted, places = [], [], []
-    for i, key in enumerate(keys, first_block):
+    self.master.touch(chain[:first], instance)
+    keep = frozenset(chain[:last])
+    for i in range(first, last):
       start = self.master.put_start(
-        key, self.layout.block_bytes, instance, now_s
+        chain[i], self.layout.block_bytes, instance, now_s, keep
       )
       evicted += start.evicted
+      if start.replica is None and not start.stored:
+        break
       if start.replica is not None:
-        held.append(Held(key, start.replica))
+        held.append(Held(chain[i], start.replica))
         places.append(DevicePages(instance, self.layout.block_pages(pages, i)))
     n = self.layout.pages_per_block
     ops = tuple(

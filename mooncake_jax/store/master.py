@@ -15,6 +15,7 @@ that of touches, not of lease ends.
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field
@@ -61,8 +62,9 @@ class PutStart:
 
   Attributes:
     replica: where to write; None where nothing is to be written.
-    stored: the segment holds the block already (a duplicate put succeeds and
-      keeps the old value). Neither: there was no room.
+    stored: the segment holds the block already, or another put of it is
+      under way (a duplicate put succeeds and keeps the old value). Neither:
+      there was no room.
     evicted: replicas that went to make room; their bytes are to be dropped.
   """
 
@@ -119,15 +121,24 @@ class Master:
     return keys
 
   def put_start(
-    self, key: BlockKey, size_bytes: int, segment: str, now_s: float
+    self,
+    key: BlockKey,
+    size_bytes: int,
+    segment: str,
+    now_s: float,
+    keep: Collection[BlockKey] = (),
   ) -> PutStart:
-    """Allocates an unpublished replica in `segment`, evicting if need be."""
+    """Allocates an unpublished replica in `segment`, evicting if need be.
+
+    Blocks of `keep` are not evicted for it: its own chain, whose heads are
+    worth more than this tail.
+    """
     if size_bytes < 1:
       raise ValueError(f'{size_bytes=} must be >= 1')
     space = self._segments[segment]
     if key in space.replicas:
-      return PutStart(stored=space.replicas[key].complete)
-    evicted = self._make_room(segment, size_bytes, now_s)
+      return PutStart(stored=True)
+    evicted = self._make_room(segment, size_bytes, now_s, keep)
     if space.used_bytes + size_bytes > space.capacity_bytes:
       return PutStart(evicted=evicted)
     copy = _Copy(Replica(segment, next(self._ids)), size_bytes)
@@ -243,7 +254,11 @@ class Master:
       del self._objects[key]
 
   def _make_room(
-    self, segment: str, size_bytes: int, now_s: float
+    self,
+    segment: str,
+    size_bytes: int,
+    now_s: float,
+    keep: Collection[BlockKey],
   ) -> tuple[Evicted, ...]:
     space = self._segments[segment]
     limit = int(space.capacity_bytes * self.high_watermark)
@@ -255,7 +270,7 @@ class Master:
     for key, copy in space.replicas.items():
       if freed >= goal:
         break
-      if not self._in_use(key, now_s):
+      if key not in keep and not self._in_use(key, now_s):
         victims.append(Evicted(key, copy.replica))
         freed += copy.size_bytes
     for victim in victims:
