@@ -361,8 +361,34 @@ def test_too_few_devices_or_a_name_twice_is_a_clear_error():
     tiny_backend(tiny_spec('a'), tiny_spec('b', num_devices=8))
   with pytest.raises(ValueError, match='one name'):
     tiny_backend(tiny_spec('a'), tiny_spec('a'))
+  before = set(threading.enumerate())
   with pytest.raises(ValueError, match='tensor=3'):
-    tiny_backend(tiny_spec('a', num_devices=3))
+    tiny_backend(tiny_spec('a'), tiny_spec('b', num_devices=3))
+  assert not set(threading.enumerate()) - before
+
+
+def test_a_lost_pool_fails_all_later_work_of_its_instance_only():
+  with tiny_backend(tiny_spec('a'), tiny_spec('c')) as backend:
+    desk = Desk(backend)
+    backend.instances['a'].model._kv.delete()
+    chunk = PrefillChunk('r', 0, 0, 4, (1,), random_tokens(4, 0))
+    batch = DecodeBatch((decode_row('r', 1, 0, (1, 2), 8),))
+    handoff = ops_of(DevicePages('c', (1,)), DevicePages('a', (1,)))
+    for work in (
+      backend.prefill('a', chunk),
+      backend.decode('a', batch, 8),
+      backend.transfer(handoff, 0, 1e9),
+    ):
+      end = desk.end_of(work)
+      assert end.status == 'failed' and 'lost its KV pool' in end.error
+    desk.prefill('c', random_tokens(4, 0), (1,))
+
+
+def test_wait_raises_when_a_thread_of_the_backend_has_died():
+  with tiny_backend(tiny_spec('a')) as backend:
+    backend.instances['a'].owner.post(None)  # type: ignore
+    with pytest.raises(RuntimeError, match='a-owner ended by AttributeError'):
+      backend.wait(backend.now_s() + 60)
 
 
 def test_instances_may_load_their_own_slices_of_the_parameters():

@@ -85,17 +85,21 @@ class DeviceBackend:
     self._ids = itertools.count()
     self._cancel: dict[WorkId, Callable[[], None]] = {}
     self.instances: dict[str, Instance] = {}
-    for spec, devices in zip(instances, assign_devices(instances)):
-      self.instances[spec.name] = Instance(
-        config,
-        spec,
-        devices,
-        params,
-        layout.page_tokens,
-        kv_dtype,
-        self.now_s,
-        self._inbox.crash,
-      )
+    try:
+      for spec, devices in zip(instances, assign_devices(instances)):
+        self.instances[spec.name] = Instance(
+          config,
+          spec,
+          devices,
+          params,
+          layout.page_tokens,
+          kv_dtype,
+          self.now_s,
+          self._inbox.crash,
+        )
+    except BaseException:
+      self.close()  # ends the threads of those that were made
+      raise
     routes = Routes(self.instances, self.copy_sizes, layout.token_layer_bytes)
     self._book = TransferBook(self.now_s, routes.start, self._transfer_ended)
     routes.book = self._book
