@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jitted steps: in place, compiled once, for every platform."""
+
+import jax
+from jax import numpy as jnp
+import numpy as np
+import pytest
+
+from model_pieces import GREEDY
+from model_pieces import LLAMA
+from model_pieces import make_params
+from model_pieces import make_prompt
+from model_pieces import make_table
+from model_pieces import PAGE_TOKENS
+from model_pieces import Runner
+from mooncake_jax.model import pages
+from mooncake_jax.model import params as model_params
+from mooncake_jax.model import sharding
+from mooncake_jax.model.decode import decode_step
+from mooncake_jax.model.decode import DecodeState
+from mooncake_jax.model.prefill import prefill_chunk
+from mooncake_jax.model.sampling import SamplingRows
+from mooncake_jax.request import Sampling
+
+BATCH = 3
+NUM_TABLE_PAGES = 12
+
+
+def pointers(array):
+  shards = array.addressable_shards
+  return [shard.data.unsafe_buffer_pointer() for shard in shards]
+
+
+def make_state(mesh, positions, rows=None) -> DecodeState:
+  B = len(positions)
+  state = DecodeState(
+    tokens_B=np.arange(B, dtype=np.int32),
+    positions_B=np.array(positions, np.int32),
+    active_B=np.array(positions) > 0,
+    page_table_BP=np.stack(
+      [make_table(48, NUM_TABLE_PAGES, i) for i in range(B)]
+    ),
+    sampling=SamplingRows.of(rows or [Sampling()] * B),
+  )
+  return sharding.place(state, mesh)
+
+
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_the_pool_is_written_in_place(tensor):
+  run = Runner(LLAMA, tensor)
+  table_P = make_table(30, NUM_TABLE_PAGES)
+  before = pointers(run.kv)
+  run.prefill(make_prompt(LLAMA, 30), table_P, 0, 30, 32)
+  assert pointers(run.kv) == before
+  block_L2SKH = pages.gather_pages(run.kv, table_P[:2], 0, 1)
+  run.kv = pages.scatter_pages(run.kv, table_P[2:4], block_L2SKH, 1)
+  assert pointers(run.kv) == before
+  _, run.kv = decode_step(
+    run.params, LLAMA, run.kv, make_state(run.mesh, [30, 0, 4])
+  )
+  assert pointers(run.kv) == before
+
+
+def test_a_scan_over_layers_writes_in_place_too():
+  stacked = model_params.stack_layers(make_params(LLAMA))
+  run = Runner(LLAMA, params=stacked)
+  before = pointers(run.kv)
+  table_P = make_table(30, NUM_TABLE_PAGES)
+  run.prefill(make_prompt(LLAMA, 30), table_P, 0, 30, 32)
+  assert pointers(run.kv) == before
+
+
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_a_chunk_bucket_compiles_once(tensor):
+  run = Runner(LLAMA, tensor)
+  prefill_chunk.clear_cache()
+  tokens = make_prompt(LLAMA, 40)
+  cuts = [(0, 16), (16, 20), (5, 21), (3, 4), (24, 40)]
+  for seed, (start, stop) in enumerate(cuts):
+    table_P = make_table(40, NUM_TABLE_PAGES, seed)
+    run.prefill(tokens, table_P, start, stop, 16)
+  # The pool before the first step and those that steps return are alike.
+  assert prefill_chunk._cache_size() == 1
+
+
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_a_batch_size_compiles_once(tensor):
+  run = Runner(LLAMA, tensor)
+  decode_step.clear_cache()
+  drawn = Sampling(temperature=1.0, top_k=5, top_p=0.9, seed=3)
+  for positions in ([5, 9, 0], [1, 2, 3], [40, 0, 0]):
+    for rows in (None, [Sampling(), drawn, drawn]):
+      state = make_state(run.mesh, positions, rows)
+      for _ in range(3):
+        state, run.kv = decode_step(run.params, LLAMA, run.kv, state)
+  assert decode_step._cache_size() == 1
+
+
+def test_only_active_rows_move():
+  run = Runner(LLAMA)
+  state = make_state(run.mesh, [5, 0, 9])
+  after, run.kv = decode_step(run.params, LLAMA, run.kv, state)
+  assert after.positions_B.tolist() == [6, 0, 10]
+  assert after.tokens_B[1] == state.tokens_B[1]
+  assert (after.page_table_BP == state.page_table_BP).all()
+
+
+def test_a_state_without_active_rows_leaves_no_nan():
+  run = Runner(LLAMA)
+  state, run.kv = decode_step(
+    run.params, LLAMA, run.kv, make_state(run.mesh, [0, 0, 0])
+  )
+  assert np.isfinite(np.asarray(run.kv)).all()
+  assert state.positions_B.tolist() == [0, 0, 0]
+
+
+def test_pages_survive_a_round_trip_bit_for_bit():
+  shape = pages.pool_shape(LLAMA, 10, PAGE_TOKENS)
+  kv_LP2CKH = jax.random.normal(jax.random.key(0), shape)
+  source = np.asarray(kv_LP2CKH).copy()
+  from_n, to_n = np.array([7, 2, 5], np.int32), np.array([1, 8, 3], np.int32)
+  block_L2SKH = pages.gather_pages(kv_LP2CKH, from_n, 0, 2)
+  assert block_L2SKH.shape == (2, 2, 12, 4, 8)
+  # Token 6 of the block is token 2 of its second page.
+  np.testing.assert_array_equal(block_L2SKH[1, 0, 6], source[1, 2, 0, 2])
+  kv_LP2CKH = pages.scatter_pages(kv_LP2CKH, to_n, block_L2SKH)
+  expected = source.copy()
+  expected[:, to_n] = source[:, from_n]
+  np.testing.assert_array_equal(np.asarray(kv_LP2CKH), expected)
+
+
+def test_a_pool_needs_more_than_its_scratch_page():
+  with pytest.raises(ValueError, match='num_pages=1'):
+    pages.init_pool(LLAMA, 1, PAGE_TOKENS)
+  with pytest.raises(ValueError, match='page_tokens=0'):
+    pages.init_pool(LLAMA, 4, 0)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_steps_lower_for_every_platform(tensor, dtype):
+  run = Runner(LLAMA, tensor)
+  cast = lambda tree: jax.tree.map(lambda a: a.astype(dtype), tree)  # noqa: E731
+  params, kv = cast(run.params), cast(run.kv)
+  table_P = make_table(30, NUM_TABLE_PAGES)
+  length = np.int32(9)
+  chunk = (np.zeros(16, np.int32), table_P, np.int32(0), length, GREEDY)
+  state = make_state(run.mesh, [5, 0, 9])
+  for step, args in (
+    (prefill_chunk, (params, LLAMA, kv, *chunk)),
+    (decode_step, (params, LLAMA, kv, state)),
+  ):
+    exported = jax.export.export(step, platforms=['cpu', 'cuda', 'tpu'])(*args)
+    assert exported.platforms == ('cpu', 'cuda', 'tpu')
+    assert exported.nr_devices == tensor
