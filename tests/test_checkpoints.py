@@ -25,17 +25,10 @@ from mooncake_jax.model.params import materialize_unembed
 from mooncake_jax.model.params import stack_layers
 from mooncake_jax.model.sharding import make_mesh
 from mooncake_jax.model_config import ModelConfig
+from tests.trees import same
 
 DATA = Path(__file__).parent / 'data'
 FAMILIES = sorted(p.parent.name for p in DATA.glob('*/golden.npz'))
-
-
-def same(a, b) -> bool:
-  """Same tree, dtypes and bits."""
-  equal = jax.tree.map(
-    lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b
-  )
-  return all(jax.tree.leaves(equal))
 
 
 def mesh(config: ModelConfig, tensor: int) -> jax.sharding.Mesh:

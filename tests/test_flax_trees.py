@@ -15,16 +15,10 @@ from mooncake_jax.model.checkpoints.load import load_model
 from mooncake_jax.model.params import stack_layers
 from mooncake_jax.model.sharding import make_mesh
 from mooncake_jax.model_config import ModelConfig
+from tests.trees import same
 
 DATA = Path(__file__).parent / 'data'
 FAMILIES = ['llama_9_3', 'qwen2', 'qwen3']
-
-
-def same(a, b) -> bool:
-  equal = jax.tree.map(
-    lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b
-  )
-  return all(jax.tree.leaves(equal))
 
 
 def widths(config: ModelConfig) -> dict[str, tuple[int, int]]:

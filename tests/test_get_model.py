@@ -9,14 +9,13 @@ import sys
 import zipfile
 
 import gguf
-import jax
-import numpy as np
 import pytest
 
 from mooncake_jax.model.checkpoints.gguf import load_gguf
 from mooncake_jax.model.checkpoints.load import load_model
 from mooncake_jax.model.tokenizer import Tokenizer
 from scripts import get_model
+from tests.trees import same
 from tests.write_gguf import write_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +41,7 @@ def test_a_converted_folder_is_the_same_model_and_tokenizer(tmp_path):
   config, params = load_gguf(path)
   found, loaded = load_model(folder)
   assert found == config
-  assert all(jax.tree.leaves(jax.tree.map(np.array_equal, loaded, params)))
+  assert same(loaded, params)
   ours, theirs = Tokenizer.from_folder(folder), Tokenizer.from_gguf(path)
   for name in ('bos_token', 'eos_token', 'eos_token_ids', 'chat_template'):
     assert getattr(ours, name) == getattr(theirs, name)

@@ -15,17 +15,11 @@ from mooncake_jax.model.checkpoints.gguf_file import GGUFFile
 from mooncake_jax.model.checkpoints.load import load_model
 from mooncake_jax.model.sharding import make_mesh
 from mooncake_jax.model_config import ModelConfig
+from tests.trees import same
 from tests.write_gguf import write_gguf
 
 DATA = Path(__file__).parent / 'data'
 SAME_IN_GGUF = ['llama2', 'llama_9_3', 'qwen2', 'qwen3']
-
-
-def same(a, b) -> bool:
-  equal = jax.tree.map(
-    lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b
-  )
-  return all(jax.tree.leaves(equal))
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def test_tensor_parallel_gives_the_reference_logits(name, tensor):
   assert np.abs(logits_TV - g.logits_TV).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize('name', FAMILIES)
+@pytest.mark.parametrize('name', ['llama3', 'mistral', 'qwen2', 'qwen3'])
 def test_decoding_gives_the_reference_tokens(name):
   g = golden(name)
   n, count = len(g.tokens_T), len(g.greedy_T)

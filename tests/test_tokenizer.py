@@ -164,6 +164,18 @@ def test_missing_and_damaged_files_are_named(folder):
     Tokenizer.from_folder(folder)
 
 
+def test_a_sentencepiece_vocabulary_has_the_reference_ids(tmp_path):
+  path = write_gguf(DATA / 'llama2', tmp_path / 'm.gguf', tokenizer='llama')
+  tokenizer = Tokenizer.from_gguf(path)
+  expected = json.loads((DATA / 'tiny_sentencepiece.json').read_text())
+  for entry in expected['strings']:
+    assert tokenizer.encode(entry['text']) == entry['ids'], entry['text']
+    text = tokenizer.decode(entry['ids'])
+    assert text == entry['without_special']
+    whole = tokenizer.decode(entry['ids'], skip_special_tokens=False)
+    assert whole == entry['decoded']
+
+
 def test_an_unknown_gguf_vocabulary_is_named(tmp_path):
   path = tmp_path / 'model.gguf'
   write_gguf(DATA / 'llama2', path, tokenizer='t5')

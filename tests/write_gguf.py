@@ -32,7 +32,9 @@ FIELD_TYPES = {
   float: gguf.GGUFValueType.FLOAT32,
   str: gguf.GGUFValueType.STRING,
 }
-TINY_TOKENIZER = Path(__file__).parent / 'data' / 'tiny_tokenizer'
+DATA = Path(__file__).parent / 'data'
+TINY_TOKENIZER = DATA / 'tiny_tokenizer'
+TINY_SENTENCEPIECE = DATA / 'tiny_sentencepiece.json'
 
 
 def write_gguf(
@@ -111,16 +113,30 @@ def _sizes(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, model: str) -> None:
+  writer.add_tokenizer_model(model)
+  writer.add_bos_token_id(1)
+  writer.add_eos_token_id(2)
+  if model == 'llama':
+    _add_sentencepiece(writer)
+  else:
+    _add_byte_level(writer)
+
+
+def _add_sentencepiece(writer: gguf.GGUFWriter) -> None:
+  data = json.loads(TINY_SENTENCEPIECE.read_text())
+  writer.add_token_list(data['tokens'])
+  writer.add_token_types(data['types'])
+  writer.add_token_scores(data['scores'])
+
+
+def _add_byte_level(writer: gguf.GGUFWriter) -> None:
   data = json.loads((TINY_TOKENIZER / 'tokenizer.json').read_text())
   vocab = sorted(data['model']['vocab'].items(), key=lambda item: item[1])
   special = {token['content'] for token in data['added_tokens']}
-  writer.add_tokenizer_model(model)
   writer.add_tokenizer_pre('smollm')
   writer.add_token_list([token for token, _ in vocab])
   writer.add_token_types([3 if token in special else 1 for token, _ in vocab])
   writer.add_token_merges([' '.join(m) for m in data['model']['merges']])
-  writer.add_bos_token_id(1)
-  writer.add_eos_token_id(2)
   template = (TINY_TOKENIZER / 'chat_template.jinja').read_text()
   writer.add_chat_template(template)
 

@@ -6,7 +6,7 @@ Run once, in an environment of its own (the tests need neither torch nor
 transformers):
 
   pip install torch==2.13.0 transformers==5.24.0 safetensors
-  python tests/data/make_goldens.py             # FAMILY/ and tiny_tokenizer/
+  python tests/data/make_goldens.py                  # every FAMILY/
   python tests/data/make_goldens.py --smollm2 models/smollm2-135m
 
 Each FAMILY folder is a random checkpoint as `save_pretrained` writes it, and
@@ -15,9 +15,9 @@ golden.npz: `tokens` int32 [40], `logits` float32 [40, V] of all positions,
 """
 
 import argparse
-import json
 from pathlib import Path
 
+import make_tokenizers
 import numpy as np
 import torch
 import transformers
@@ -103,32 +103,7 @@ FAMILIES = {
 PROMPTS = (
   'The three laws of thermodynamics state that',
   'def fibonacci(n):\n  """Returns the n-th Fibonacci number."""\n',
-  [{'role': 'user', 'content': 'Write a short story about a red fox.'}],
-  [
-    {'role': 'system', 'content': 'You answer like a pirate.'},
-    {'role': 'user', 'content': 'How do I boil an egg?'},
-  ],
-  [
-    {'role': 'user', 'content': 'What is a cache?'},
-    {'role': 'assistant', 'content': 'A small, fast store of recent data.'},
-    {'role': 'user', 'content': 'Why does it help? Give three reasons.'},
-  ],
-)
-STRINGS = (
-  '',
-  ' ',
-  'Hello, world!',
-  '  two  spaces and a tab\t.\n\n\nthree line breaks \n',
-  'numbers 1234567890 and 3.14159, 1e-5',
-  "it's we'll I'd they're 'quoted' IT'S",
-  'naïve café déjà vu, Straße, Ελληνικά, русский',
-  '日本語のテキスト 中文 한국어',
-  'emoji 🙂👩‍👩‍👧 and a flag 🇫🇷',
-  'combining e\u0301 against \u00e9, zero\u200bwidth, nbsp\u00a0here',
-  '<|im_start|>user\nhi<|im_end|>\n<|endoftext|> <|im_end',
-  'def f(x):\n    return x**2  # "code"\r\n\ttabs',
-  'a' * 70 + ' ' * 9 + '!?!?;;;---___',
-  '\ufeffbom \x00nul \x7fdel \u2028ls',
+  *make_tokenizers.CHATS,
 )
 
 
@@ -183,85 +158,8 @@ def make_family(name: str, seed: int) -> None:
   print(name, f'logits +-{logits.std():.2f}, least gap {min(gaps):.4f}')
 
 
-CHAT_TEMPLATE = (
-  "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
-  "{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}"
-  "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
-  '{% endfor %}'
-  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
-def make_tokenizer() -> None:
-  """A byte-level BPE of 400 tokens, trained on the texts above."""
-  import tokenizers
-  from tokenizers import decoders
-  from tokenizers import pre_tokenizers
-  from tokenizers import trainers
-
-  backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-  backend.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Digits(individual_digits=True),
-      pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ]
-  )
-  backend.decoder = decoders.ByteLevel()
-  backend.train_from_iterator(
-    [__doc__, CHAT_TEMPLATE, *STRINGS, str(PROMPTS)],
-    trainers.BpeTrainer(
-      vocab_size=400,
-      special_tokens=['<|endoftext|>', '<|im_start|>', '<|im_end|>'],
-      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-      show_progress=False,
-    ),
-  )
-  folder = HERE / 'tiny_tokenizer'
-  tokenizer = transformers.PreTrainedTokenizerFast(
-    tokenizer_object=backend,
-    bos_token='<|im_start|>',
-    eos_token='<|im_end|>',
-    chat_template=CHAT_TEMPLATE,
-  )
-  tokenizer.save_pretrained(folder)
-  record_tokens(folder, folder / 'expected.json')
-
-
-def record_tokens(model: Path, out: Path) -> None:
-  """What transformers' tokenizer says of awkward strings and of chats."""
-  tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-  strings = []
-  for text in STRINGS:
-    ids = tokenizer(text)['input_ids']
-    whole = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    short = tokenizer.decode(
-      ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
-    strings.append(
-      {
-        'text': text,
-        'ids': ids,
-        'decoded': whole,
-        'without_special': short,
-      }
-    )
-  chats = []
-  for messages in PROMPTS[2:]:
-    text, ids = chat(tokenizer, messages)
-    chats.append({'messages': messages, 'text': text, 'ids': ids})
-  write_json(out, {'strings': strings, 'chats': chats})
-
-
-def chat(tokenizer, messages) -> tuple[str, list[int]]:
-  text = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, tokenize=False
-  )
-  return text, tokenizer(text, add_special_tokens=False)['input_ids']
-
-
 def make_smollm2(folder: Path) -> None:
-  """Greedy tokens of the converted SmolLM2, and its tokenizer's."""
-  record_tokens(folder, HERE / 'smollm2_tokens.json')
+  """Greedy tokens of the converted SmolLM2."""
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
   answers = []
@@ -269,7 +167,7 @@ def make_smollm2(folder: Path) -> None:
     if isinstance(prompt, str):
       ids = tokenizer(prompt)['input_ids']
     else:
-      _, ids = chat(tokenizer, prompt)
+      _, ids = make_tokenizers.chat(tokenizer, prompt)
     tokens = generate(model, ids)
     _, gaps = greedy(model, ids, len(tokens))
     answers.append(
@@ -282,7 +180,7 @@ def make_smollm2(folder: Path) -> None:
       }
     )
     print(f'least gap {min(gaps):.4f}', repr(answers[-1]['text']))
-  write_json(HERE / 'smollm2_greedy.json', answers)
+  make_tokenizers.write_json(HERE / 'smollm2_greedy.json', answers)
 
 
 def generate(model, ids: list[int]) -> list[int]:
@@ -297,20 +195,6 @@ def generate(model, ids: list[int]) -> list[int]:
   return out[0, len(ids) :].tolist()
 
 
-def write_json(path: Path, entries: dict[str, list] | list) -> None:
-  """One entry a line: small, and a change of it can be read."""
-  if isinstance(entries, dict):
-    lists = [f'"{name}": {_lines(found)}' for name, found in entries.items()]
-    text = '{' + ',\n'.join(lists) + '}'
-  else:
-    text = _lines(entries)
-  path.write_text(text + '\n')
-
-
-def _lines(entries: list) -> str:
-  return '[\n' + ',\n'.join(json.dumps(entry) for entry in entries) + '\n]'
-
-
 def main() -> None:
   parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
   parser.add_argument('--smollm2', type=Path, metavar='FOLDER')
@@ -320,7 +204,6 @@ def main() -> None:
     return
   for seed, name in enumerate(FAMILIES):
     make_family(name, seed)
-  make_tokenizer()
 
 
 if __name__ == '__main__':
