@@ -92,7 +92,7 @@ class DeviceBackend:
           spec,
           devices,
           params,
-          layout.page_tokens,
+          layout,
           kv_dtype,
           self.now_s,
           self._inbox.crash,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.engine.assign import Device
 from mooncake_jax.engine.mesh_model import MeshModel
 from mooncake_jax.engine.owner import Owner
@@ -41,7 +42,7 @@ class Instance:
     spec: InstanceSpec,
     devices: Sequence[Device],
     params: ParamsSource,
-    page_tokens: int,
+    layout: KVLayout,
     kv_dtype: jax.typing.DTypeLike,
     now_s: Callable[[], float],
     on_crash: Callable[[str, BaseException], None],
@@ -51,12 +52,13 @@ class Instance:
     self.num_kv_heads = config.num_kv_heads
     mesh = sharding.make_mesh(devices, config)
     placed = place_params(params, config, mesh, spec.unroll)
-    self.model = MeshModel(config, spec, mesh, placed, page_tokens, kv_dtype)
+    self.model = MeshModel(config, spec, mesh, placed, layout, kv_dtype)
     self.segment = HostSegment(spec.name, spec.host_bytes)
     self.device_place = DevicePlace(mesh)
     self.host_place = HostPlace(mesh)
-    self.staging = ByteBudget(spec.staging_bytes, lambda: self.owner.poke())
-    self.arrived = ByteBudget(spec.staging_bytes)
+    staging = spec.staging_limit(layout.num_layers * layout.token_layer_bytes)
+    self.staging = ByteBudget(staging, lambda: self.owner.poke())
+    self.arrived = ByteBudget(staging)
     self.reader = Reader(f'{spec.name}-reader', now_s, on_crash)
     desk = Desk(self.model, self.reader, self.staging)
     self.owner = Owner(f'{spec.name}-owner', desk, on_crash)

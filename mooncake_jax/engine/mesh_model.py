@@ -19,6 +19,7 @@ import numpy as np
 
 from mooncake_jax.backend import DecodeRow
 from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.engine.spec import bucket
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.model import decode
@@ -40,19 +41,19 @@ class MeshModel:
     spec: InstanceSpec,
     mesh: Mesh,
     params: Params,
-    page_tokens: int,
+    layout: KVLayout,
     kv_dtype: jax.typing.DTypeLike,
   ):
     """Allocates the pool; `params` lie on the mesh already."""
     self.config = config
     self.spec = spec
     self.mesh = mesh
-    self.page_tokens = page_tokens
+    self.page_tokens = layout.page_tokens
     self._params = params
-    self._table_pages = -(-spec.max_tokens // page_tokens)
+    self._table_pages = layout.pages_for(spec.max_tokens)
     self._whole = NamedSharding(mesh, PartitionSpec())
     self._kv = kv_pool.init_pool(
-      config, spec.num_pages, page_tokens, kv_dtype, mesh
+      config, spec.num_pages, layout.page_tokens, kv_dtype, mesh
     )
 
   @property

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal['prefill', 'decode', 'both']
+LEAST_STAGING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,10 @@ class InstanceSpec:
     batch_buckets: batches are padded to one of these; () means powers of two
       up to max_batch.
     host_bytes: capacity of the pinned host segment.
-    staging_bytes: transfer buffers on the devices, each way.
+    staging_bytes: transfer buffers on the devices, each way; None means
+      KVCache of four chunks, at least 64 MiB: two chunks' blocks on their way
+      to the store and to decode. What finds no room waits behind the next
+      chunk.
     unroll: one program part a layer (fast on CPU), else a scan over stacked
       layers (compiles faster).
   """
@@ -38,12 +42,12 @@ class InstanceSpec:
   max_batch: int = 8
   batch_buckets: tuple[int, ...] = ()
   host_bytes: int = 0
-  staging_bytes: int = 64 << 20
+  staging_bytes: int | None = None
   unroll: bool = True
 
   def __post_init__(self):
     for field in ('max_tokens', 'num_devices', 'max_batch', 'staging_bytes'):
-      if getattr(self, field) < 1:
+      if (value := getattr(self, field)) is not None and value < 1:
         self._refuse(field, 'must be >= 1')
     if self.num_pages < 2:
       self._refuse('num_pages', 'must be >= 2, page 0 is scratch')
@@ -57,6 +61,12 @@ class InstanceSpec:
   def _refuse(self, field: str, why: str) -> None:
     value = getattr(self, field)
     raise ValueError(f'InstanceSpec {self.name!r}: {field}={value!r} {why}')
+
+  def staging_limit(self, token_bytes: int) -> int:
+    """Bytes of transfer buffers; `token_bytes` is KVCache of one token."""
+    if self.staging_bytes is not None:
+      return self.staging_bytes
+    return max(4 * max(self.chunk_buckets) * token_bytes, LEAST_STAGING_BYTES)
 
   @property
   def batch_sizes(self) -> tuple[int, ...]:
