@@ -89,7 +89,9 @@ def read_fields(reader: Reader) -> dict[str, Any]:
   if family not in _FAMILIES:
     raise reader.error('model_type', f'must be one of {sorted(_FAMILIES)}')
   _refuse_what_is_not_computed(reader)
-  fields = {name: reader.size(hf) for name, hf in _SIZES.items()}
+  fields: dict[str, Any] = {
+    name: reader.size(hf) for name, hf in _SIZES.items()
+  }
   heads = fields['num_heads']
   fields['num_kv_heads'] = reader.size('num_key_value_heads', heads)
   fields['head_dim'] = reader.size('head_dim', fields['model_dim'] // heads)

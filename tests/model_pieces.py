@@ -121,7 +121,7 @@ class Runner:
 
   def chunked(self, tokens, table_P, cuts: Iterable[int], bucket: int):
     """Computes chunks that end at `cuts`; returns the last one's logits."""
-    start, logits_V = 0, None
+    start, logits_V = 0, np.zeros(0)
     for stop in cuts:
       logits_V = self.prefill(tokens, table_P, start, stop, bucket)
       start = stop

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The jitted steps: in place, compiled once, for every platform."""
 
+from typing import Any
+
 import jax
 from jax import numpy as jnp
 import numpy as np
@@ -22,7 +24,6 @@ from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.request import Sampling
 
-BATCH = 3
 NUM_TABLE_PAGES = 12
 
 
@@ -73,27 +74,29 @@ def test_a_scan_over_layers_writes_in_place_too():
 @pytest.mark.parametrize('tensor', [1, 2])
 def test_a_chunk_bucket_compiles_once(tensor):
   run = Runner(LLAMA, tensor)
-  prefill_chunk.clear_cache()
+  jitted: Any = prefill_chunk
+  jitted.clear_cache()
   tokens = make_prompt(LLAMA, 40)
   cuts = [(0, 16), (16, 20), (5, 21), (3, 4), (24, 40)]
   for seed, (start, stop) in enumerate(cuts):
     table_P = make_table(40, NUM_TABLE_PAGES, seed)
     run.prefill(tokens, table_P, start, stop, 16)
   # The pool before the first step and those that steps return are alike.
-  assert prefill_chunk._cache_size() == 1
+  assert jitted._cache_size() == 1
 
 
 @pytest.mark.parametrize('tensor', [1, 2])
 def test_a_batch_size_compiles_once(tensor):
   run = Runner(LLAMA, tensor)
-  decode_step.clear_cache()
+  jitted: Any = decode_step
+  jitted.clear_cache()
   drawn = Sampling(temperature=1.0, top_k=5, top_p=0.9, seed=3)
   for positions in ([5, 9, 0], [1, 2, 3], [40, 0, 0]):
     for rows in (None, [Sampling(), drawn, drawn]):
       state = make_state(run.mesh, positions, rows)
       for _ in range(3):
         state, run.kv = decode_step(run.params, LLAMA, run.kv, state)
-  assert decode_step._cache_size() == 1
+  assert jitted._cache_size() == 1
 
 
 def test_only_active_rows_move():

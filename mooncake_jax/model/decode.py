@@ -4,6 +4,7 @@
 B batch row, D model, V vocab, P page.
 """
 
+from dataclasses import replace
 import functools
 
 import flax.struct
@@ -41,15 +42,16 @@ def decode_logits(
   params: Params, config: ModelConfig, kv: jax.Array, state: DecodeState
 ) -> tuple[jax.Array, jax.Array]:
   """Computes the rows' tokens: float32 logits [B, V], and the pool."""
+  tokens_B, table_BP = map(jnp.asarray, (state.tokens_B, state.page_table_BP))
   start_B = jnp.where(state.active_B, state.positions_B, 0)
   stop_B = jnp.where(state.active_B, state.positions_B + 1, 0)
-  x_B1D = forward.embed(params, state.tokens_B[:, None])
+  x_B1D = forward.embed(params, tokens_B[:, None])
   x_B1D, kv = forward.stage_fn(
     params['layers'],
     config,
     x_B1D,
     kv,
-    state.page_table_BP,
+    table_BP,
     start_B,
     stop_B,
   )
@@ -66,8 +68,10 @@ def decode_step(
   are those just drawn; rows may join and leave between steps.
   """
   logits_BV, kv = decode_logits(params, config, kv, state)
-  drawn_B = sample(logits_BV, state.sampling, state.positions_B + 1)
-  return state.replace(
+  next_B = jnp.asarray(state.positions_B) + 1
+  drawn_B = sample(logits_BV, state.sampling, next_B)
+  return replace(
+    state,
     tokens_B=jnp.where(state.active_B, drawn_B, state.tokens_B),
-    positions_B=state.positions_B + state.active_B.astype(jnp.int32),
+    positions_B=jnp.where(state.active_B, next_B, state.positions_B),
   ), kv

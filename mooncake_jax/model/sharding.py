@@ -22,6 +22,7 @@ import numpy as np
 from mooncake_jax.model_config import ModelConfig
 
 MESH_AXES = ('kv', 'group')
+Device = Any  # jax.Device is no type to a checker
 
 # Logical axis (suffix letter) -> mesh axes. Axes not named are replicated.
 Rules = Mapping[str, tuple[str, ...]]
@@ -35,7 +36,7 @@ TENSOR_PARALLEL: Rules = MappingProxyType(
 )
 
 
-def make_mesh(devices: Sequence[jax.Device], config: ModelConfig) -> Mesh:
+def make_mesh(devices: Sequence[Device], config: ModelConfig) -> Mesh:
   """Returns the mesh of one instance (or stage), tensor parallel over all.
 
   For 8 query and 2 KV heads on 4 devices: kv = 2, group = 2.
@@ -80,7 +81,7 @@ def _split(mesh, rules: Rules, axis: str, size: int):
   ways = math.prod(mesh.shape[name] for name in names)
   if not names or size % ways:
     return None
-  return names if len(names) > 1 else names[0]
+  return names[0] if len(names) == 1 else names
 
 
 def named_sharding(
