@@ -228,6 +228,20 @@ def test_recorded_events_replay_to_the_same_placements(make_cluster):
   assert replay(journal, requests, again) == made
 
 
+@pytest.mark.parametrize('policy', ['random', 'kvcache_centric'])
+def test_simulator_and_engine_place_alike(policy):
+  """Requests far enough apart that no wall clock decides anything."""
+  requests = shared_prefix_requests(6, every_s=0.3)
+  plans = []
+  for make in (make_virtual, make_device):
+    cluster = make(SPEC)
+    _, journal = serve(requests, make_conductor(policy=policy), cluster)
+    plans.append([e.decision for e in journal if isinstance(e, Decision)])
+    if make is make_device:
+      cluster.backend.close()
+  assert plans[0] == plans[1]
+
+
 def test_an_empty_prompt_is_named():
   with pytest.raises(ValueError, match="request 'x': num_prompt_tokens=0"):
     make_request('x', [])
