@@ -19,17 +19,46 @@ from scripts.workloads import Prepared
 
 
 @dataclass(frozen=True)
+class Chats:
+  """Chats to be had, and the bad lines met on the way."""
+
+  sessions: list[Session]
+  errors: list[str]
+
+
+def from_file(path: str) -> Chats:
+  """Chats as JSON lines (see `workload.session_file`).
+
+  Args:
+    path: as given or from the repository's root.
+  """
+  here = Path(path)
+  return Chats(*load_sessions(here if here.exists() else ROOT / here))
+
+
+def one(prompt: str) -> Chats:
+  """A chat of a single turn.
+
+  Raises:
+    ValueError: the prompt is empty.
+  """
+  if not prompt.strip():
+    raise ValueError(f'{prompt=} is empty')
+  return Chats([Session('prompt', (prompt,))], [])
+
+
+@dataclass(frozen=True)
 class ChatWorkload:
-  """Multi-turn chats from JSON lines (see `workload.session_file`).
+  """Multi-turn chats.
 
   Attributes:
-    path: of the file, as given or from the repository's root.
+    chats: what users say.
     max_output_tokens: of each answer.
     num_sessions: the first so many; None is all.
     sampling: how answers are drawn.
   """
 
-  path: str
+  chats: Chats
   max_output_tokens: int = 64
   num_sessions: int | None = None
   sampling: Sampling = Sampling()
@@ -40,13 +69,12 @@ class ChatWorkload:
     """Chats need answers, so they need devices: ValueError without them."""
     if not tokens:
       raise ValueError(
-        f'ChatWorkload.path={self.path!r} needs Experiment.backend="device": '
-        'a simulation gives no answers'
+        'ChatWorkload needs Experiment.backend="device": a simulation gives no '
+        'answers'
       )
-    sessions, bad_lines = load_sessions(self._find())
-    sessions = sessions[: self.num_sessions]
+    sessions = self.chats.sessions[: self.num_sessions]
     tokenizer = model.load_tokenizer(config)
-    chats = Sessions(
+    asked = Sessions(
       sessions,
       encode_chat=tokenizer.encode_chat,
       decode=tokenizer.decode,
@@ -57,19 +85,15 @@ class ChatWorkload:
       sampling=self.sampling,
       stop_token_ids=stop_token_ids(tokenizer),
     )
-    requests = chats.initial()
-    chats.errors[:0] = bad_lines
+    requests = asked.initial()
+    asked.errors[:0] = self.chats.errors
     return Prepared(
       requests,
       total=sum(len(session.turns) for session in sessions),
-      follow_up=chats.follow_up,
+      follow_up=asked.follow_up,
       tell=Teller(sessions, tokenizer),
-      errors=chats.errors,
+      errors=asked.errors,
     )
-
-  def _find(self) -> Path:
-    here = Path(self.path)
-    return here if here.exists() else ROOT / here
 
 
 class Teller:

@@ -15,6 +15,7 @@ from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.model.params import materialize_unembed
 from mooncake_jax.model_config import ModelConfig
 from scripts.experiment import Experiment
+from scripts.gin_source import ROOT
 
 KV_DTYPES = {4: 'float32', 2: 'bfloat16'}
 
@@ -30,7 +31,7 @@ def device_backend(
   """
   spec = experiment.cluster
   num_instances = spec.prefill_instances + spec.decode_instances
-  simulate_cpu_devices(num_instances * spec.tensor_parallel)
+  start_jax(num_instances * spec.tensor_parallel)
   instances = instance_specs(spec, config)
   if spec.kv_dtype_bytes not in KV_DTYPES:
     raise ValueError(
@@ -52,10 +53,11 @@ def device_backend(
     yield backend
 
 
-def simulate_cpu_devices(count: int) -> None:
-  """On a CPU, makes so many devices of it; elsewhere changes nothing."""
+def start_jax(num_devices: int) -> None:
+  """Keeps compiled programs for the next run; a CPU becomes many devices."""
+  jax.config.update('jax_compilation_cache_dir', str(ROOT / '.jax_cache'))
   try:
-    jax.config.update('jax_num_cpu_devices', count)
+    jax.config.update('jax_num_cpu_devices', num_devices)
   except RuntimeError:
     pass  # JAX runs already: if its devices are too few, the engine says so
 

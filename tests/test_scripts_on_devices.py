@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments, generation and calibration on simulated devices."""
+
+import json
+
+from lifecycle import MODEL
+from mooncake_jax.costs.fit import Fit
+from mooncake_jax.costs.model import LINKS
+from mooncake_jax.costs.model import PolynomialCost
+from scripts import calibrate
+from scripts.running import run
+from scripts.serving import backends
+from tiny_experiment import tiny
+
+
+def test_reuse_changes_times_and_no_token(tmp_path, capsys):
+  outcomes = run(tiny(compare_reuse=True, show_answers=1), '', tmp_path)
+  tokens = {
+    name: {r.request_id: r.output_tokens for r in outcome.records}
+    for name, outcome in outcomes.items()
+  }
+  assert tokens['reuse'] == tokens['no_reuse'] and len(tokens['reuse']) == 6
+  assert outcomes['reuse'].summary.hit_rate > 0
+  assert outcomes['no_reuse'].summary.hit_rate == 0
+  printed = capsys.readouterr()
+  assert 'no_reuse' in printed.out and '> a b c' in printed.out
+  assert 'left out: chats.jsonl:3: not JSON' in printed.err
+  for folder in (tmp_path, tmp_path / 'no_reuse'):
+    assert json.loads((folder / 'summary.json').read_text())['completed'] == 6
+
+
+def test_every_kind_of_work_is_measured():
+  layout = SPEC.layout(MODEL)
+  with backends(tiny(), MODEL) as make_backend:
+    backend = make_backend()
+    chunks = [*measure.prefill_samples(backend, SPEC, layout, 60)]
+    steps = [*measure.decode_samples(backend, SPEC, layout, 60)]
+    links = [*measure.link_samples(backend, SPEC, layout)]
+  assert len(chunks) > 4 and len(steps) > 3
+  assert {link for link, _ in links} == set(LINKS)
+  assert all(s.seconds > 0 for s in (*chunks, *steps, *(s for _, s in links)))
+
+
+def test_a_calibration_is_written_as_a_config_that_loads(tmp_path):
+  values = {name: 0.25 for name in PolynomialCost.__dataclass_fields__}
+  fits = {'prefill': Fit(values, 0.1, 9), 'decode': Fit({}, 0.1, 9)}
+  path = tmp_path / 'here.gin'
+  path.write_text(calibrate.to_gin(tiny(), fits, 'run.gin', path))
+  run_file = tmp_path / 'run.gin'
+  run_file.write_text(
+    (ROOT / 'configs/run/sim_conversation.gin')
+    .read_text()
+    .replace('configs/hardware/a800_x8.gin', str(path))
+  )
+  experiment, _ = load(run_file, (), Experiment)
+  assert experiment.costs == PolynomialCost(**values)
