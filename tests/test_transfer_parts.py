@@ -3,6 +3,8 @@
 
 import threading
 
+from hypothesis import given
+from hypothesis import strategies as st
 import jax
 import numpy as np
 import pytest
@@ -159,3 +161,64 @@ def test_no_op_ends_twice_however_its_ends_race():
   assert ended == [work] and not run.is_live
   assert not book.begin(run)
   assert book.next_deadline_s() is None
+
+
+PLACES = [
+  DevicePages('a', (1, 2)),
+  DevicePages('a', (2, 3)),
+  DevicePages('b', (1,)),
+  Replica('a', 1),
+  Replica('b', 2),
+]
+OPS = st.builds(
+  lambda src, dst, layers: TransferOp(src, dst, layers[0], layers[1], 1),
+  st.sampled_from(PLACES),
+  st.sampled_from(PLACES),
+  st.sampled_from([(0, 2), (2, 3), (0, 3)]),
+)
+
+
+def touch(a: DevicePages | Replica, b: DevicePages | Replica) -> bool:
+  if isinstance(a, Replica) or isinstance(b, Replica):
+    return a == b
+  return a.instance == b.instance and bool({*a.pages} & {*b.pages})
+
+
+def writes_what_it_needs(earlier: TransferOp, op: TransferOp) -> bool:
+  layers = earlier.start_layer < op.stop_layer
+  layers &= op.start_layer < earlier.stop_layer
+  return layers and (touch(earlier.dst, op.src) or touch(earlier.dst, op.dst))
+
+
+@given(
+  works=st.lists(st.lists(OPS, min_size=1, max_size=3), max_size=6),
+  data=st.data(),
+)
+def test_ops_start_after_the_writers_before_them_and_end_once(works, data):
+  started: list[OpRun] = []
+  ended: list[TransferWork] = []
+  book = TransferBook(lambda: 0.0, started.append, ended.append)
+  entered = [TransferWork(i, 0, 1.0) for i in range(len(works))]
+  for work, ops in zip(entered, works):
+    book.add(work, ops)
+  runs = [run for work in entered for run in work.runs]
+  while any(run.is_live for run in runs):
+    live = [run for run in started if run.is_live]
+    assert live, 'ops wait for each other'
+    run = data.draw(st.sampled_from(live))
+    earlier = runs[: runs.index(run)]
+    waits_for = [e for e in earlier if writes_what_it_needs(e.op, run.op)]
+    assert not any(e.is_live for e in waits_for)
+    book.end(run, data.draw(st.sampled_from(['completed', 'failed'])))
+  assert len(set(started)) == len(started)
+  assert sorted(w.work_id for w in ended) == list(range(len(works)))
+  for i, run in enumerate(runs):
+    reads = [
+      e
+      for e in runs[:i]
+      if writes_what_it_needs(e.op, run.op) and touch(e.op.dst, run.op.src)
+    ]
+    if run not in started:
+      assert run.status == 'failed'
+      assert any(e.status == 'failed' for e in reads)
+  assert not book._writers and book.next_deadline_s() is None

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device backend from its start to its end, and when parts of it die."""
+
+import threading
+
+import jax
+import pytest
+
+from engine_pieces import decode_row
+from engine_pieces import Desk
+from engine_pieces import LAYOUT
+from engine_pieces import MODEL
+from engine_pieces import ops_of
+from engine_pieces import random_tokens
+from engine_pieces import tiny_backend
+from engine_pieces import tiny_spec
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.engine.device import DeviceBackend
+from mooncake_jax.model.params import init_params
+
+
+def test_close_leaves_no_threads():
+  before = set(threading.enumerate())
+  with tiny_backend(tiny_spec('a'), tiny_spec('b', num_devices=2)) as backend:
+    assert len(set(threading.enumerate()) - before) == 8
+    desk = Desk(backend)
+    desk.prefill('a', random_tokens(16, 0), (1, 2, 3, 4))
+    row = decode_row('r', 1, 0, range(1, 30), 100)
+    backend.decode('a', DecodeBatch((row,)), 100)
+    op = TransferOp(DevicePages('a', (1, 2)), Replica('a', 1), 0, 3, 1)
+    backend.transfer((op,) * 5, 0, 1e9)
+  assert not set(threading.enumerate()) - before
+
+
+def test_too_few_devices_or_a_name_twice_is_a_clear_error():
+  with pytest.raises(ValueError, match="'b': num_devices=8"):
+    tiny_backend(tiny_spec('a'), tiny_spec('b', num_devices=8))
+  with pytest.raises(ValueError, match='one name'):
+    tiny_backend(tiny_spec('a'), tiny_spec('a'))
+  before = set(threading.enumerate())
+  with pytest.raises(ValueError, match='tensor=3'):
+    tiny_backend(tiny_spec('a'), tiny_spec('b', num_devices=3))
+  assert not set(threading.enumerate()) - before
+
+
+def test_a_lost_pool_fails_all_later_work_of_its_instance_only():
+  with tiny_backend(tiny_spec('a'), tiny_spec('c')) as backend:
+    desk = Desk(backend)
+    backend.instances['a'].model._kv.delete()
+    chunk = PrefillChunk('r', 0, 0, 4, (1,), random_tokens(4, 0))
+    batch = DecodeBatch((decode_row('r', 1, 0, (1, 2), 8),))
+    handoff = ops_of(DevicePages('c', (1,)), DevicePages('a', (1,)))
+    for work in (
+      backend.prefill('a', chunk),
+      backend.decode('a', batch, 8),
+      backend.transfer(handoff, 0, 1e9),
+    ):
+      end = desk.end_of(work)
+      assert end.status == 'failed' and 'lost its KV pool' in end.error
+    desk.prefill('c', random_tokens(4, 0), (1,))
+
+
+def test_wait_raises_when_a_thread_of_the_backend_has_died():
+  with tiny_backend(tiny_spec('a')) as backend:
+    backend.instances['a'].owner.post(None)  # type: ignore
+    with pytest.raises(RuntimeError, match='a-owner ended by AttributeError'):
+      backend.wait(backend.now_s() + 60)
+
+
+def test_instances_may_load_their_own_slices_of_the_parameters():
+  meshes = []
+
+  def load(mesh):
+    meshes.append(mesh)
+    return init_params(MODEL, jax.random.key(0), mesh=mesh)
+
+  with DeviceBackend(MODEL, LAYOUT, [tiny_spec('a')], load) as backend:
+    assert len(meshes) == 1
+    expected = Desk(backend).prefill('a', random_tokens(7, 0), (1, 2))
+  with tiny_backend(tiny_spec('a')) as backend:
+    assert Desk(backend).prefill('a', random_tokens(7, 0), (1, 2)) == expected
