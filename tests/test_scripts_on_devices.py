@@ -4,10 +4,15 @@
 import json
 
 from lifecycle import MODEL
+from lifecycle import SPEC
 from mooncake_jax.costs.fit import Fit
 from mooncake_jax.costs.model import LINKS
 from mooncake_jax.costs.model import PolynomialCost
 from scripts import calibrate
+from scripts import measure
+from scripts.config import load
+from scripts.experiment import Experiment
+from scripts.gin_source import ROOT
 from scripts.running import run
 from scripts.serving import backends
 from tiny_experiment import tiny
