@@ -17,6 +17,7 @@ from rich.table import Table
 from mooncake_jax.report.environment import environment
 from scripts.benches import BENCHES
 from scripts.benches.rows import Row
+from scripts.device import start_jax
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('--json', type=Path, help='also write the rows here')
   parser.add_argument('--quick', action='store_true', help='fewer repeats')
   args = parser.parse_args(argv)
+  start_jax(num_devices=4)
   started = datetime.now().isoformat(timespec='seconds')
   rows = [row for name in args.names for row in BENCHES[name](args.quick)]
   show(rows)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from scripts.benches.decode import decode
 from scripts.benches.prefill import prefill
 from scripts.benches.rows import Row
+from scripts.benches.store import store
 
 BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'decode': decode,
+  'store': store,
 }

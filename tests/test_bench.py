@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmark rows, and the exit status that they decide."""
+
+import json
+
+import pytest
+
+from scripts import bench
+from scripts.benches.rows import Row
+
+
+@pytest.fixture
+def table(monkeypatch):
+  """Puts functions in place of the real, slow benchmarks."""
+  benches = {
+    'good': lambda quick: [Row('a', 2.0, 's', target=3.0, at_most=True)],
+    'bad': lambda quick: [Row('b', 0.4, 'ratio', 'limit', target=0.5)],
+  }
+  monkeypatch.setattr(bench, 'BENCHES', benches)
+
+
+def test_a_missed_target_is_the_exit_status(table, capsys):
+  assert bench.main(['good']) == 0
+  assert bench.main(['good', 'bad']) == 1
+  assert 'NO' in capsys.readouterr().out
+
+
+def test_rows_and_environment_are_written(table, tmp_path):
+  path = tmp_path / 'rows.json'
+  bench.main(['bad', 'good', '--json', str(path)])
+  found = json.loads(path.read_text())
+  assert found['rows'][0] == {
+    'metric': 'b',
+    'value': 0.4,
+    'unit': 'ratio',
+    'reference': 'limit',
+    'target': 0.5,
+    'ok': False,
+  }
+  assert found['environment']['versions']['jax']
+
+
+def test_an_unknown_benchmark_is_an_error(table):
+  with pytest.raises(SystemExit):
+    bench.main(['nothing'])
