@@ -69,11 +69,9 @@ def pages(num_tokens: int, first: int = 1) -> np.ndarray:
   return np.arange(first, first + count, dtype=np.int32)
 
 
-def prefill(
-  g: Golden, start: int, stop: int, kv, table_P, *, bucket=40, params=None
-):
-  """Logits [stop - start, V], computed in one piece padded to `bucket`."""
-  tokens_T = np.zeros(bucket, np.int32)
+def prefill(g: Golden, start: int, stop: int, kv, table_P, params=None):
+  """Logits [stop - start, V], computed in one padded piece."""
+  tokens_T = np.zeros_like(g.tokens_T)
   tokens_T[: stop - start] = g.tokens_T[start:stop]
   logits_TV, kv = all_logits(
     g.params if params is None else params,
@@ -106,7 +104,7 @@ def test_chunks_give_the_reference_logits(name, chunk):
   n, kv, parts = len(g.tokens_T), pool(g), []
   for start in range(0, n, chunk):
     stop = min(start + chunk, n)
-    part, kv = prefill(g, start, stop, kv, pages(n), bucket=16)
+    part, kv = prefill(g, start, stop, kv, pages(n))
     parts.append(part)
   assert np.abs(np.concatenate(parts) - g.logits_TV).max() <= TOLERANCE
 
@@ -129,13 +127,13 @@ def test_stacked_layers_give_the_reference_logits(name):
   g = golden(name)
   n = len(g.tokens_T)
   params = stack_layers(g.params)
-  logits_TV, _ = prefill(g, 0, n, pool(g), pages(n), params=params)
+  logits_TV, _ = prefill(g, 0, n, pool(g), pages(n), params)
   assert np.abs(logits_TV - g.logits_TV).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize(
   ('name', 'tensor'),
-  [('llama_9_3', 3), ('qwen2', 2), ('qwen2', 4), ('qwen3', 4), ('llama3', 8)],
+  [('llama_9_3', 3), ('qwen2', 2), ('qwen3', 4), ('llama3', 8)],
 )
 def test_tensor_parallel_gives_the_reference_logits(name, tensor):
   g = golden(name)
@@ -143,11 +141,11 @@ def test_tensor_parallel_gives_the_reference_logits(name, tensor):
   mesh = make_mesh(jax.devices()[:tensor], g.config)
   with jax.set_mesh(mesh):
     _, params = load_model(DATA / name, mesh)
-    logits_TV, _ = prefill(g, 0, n, pool(g, mesh), pages(n), params=params)
+    logits_TV, _ = prefill(g, 0, n, pool(g, mesh), pages(n), params)
   assert np.abs(logits_TV - g.logits_TV).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize('name', ['llama3', 'mistral', 'qwen2', 'qwen3'])
+@pytest.mark.parametrize('name', ['mistral', 'qwen2', 'qwen3'])
 def test_decoding_gives_the_reference_tokens(name):
   g = golden(name)
   n, count = len(g.tokens_T), len(g.greedy_T)
