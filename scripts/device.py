@@ -56,6 +56,9 @@ def device_backend(
 def start_jax(num_devices: int) -> None:
   """Keeps compiled programs for the next run; a CPU becomes many devices."""
   jax.config.update('jax_compilation_cache_dir', str(ROOT / '.jax_cache'))
+  there = jax.config.jax_num_cpu_devices  # pyright: ignore
+  if there >= num_devices:
+    return
   try:
     jax.config.update('jax_num_cpu_devices', num_devices)
   except RuntimeError:
