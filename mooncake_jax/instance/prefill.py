@@ -2,10 +2,10 @@
 """A prefill instance: queue, fetch of the prefix, chunks, stores, handoffs.
 
 A run leaves the queue in order, when its decode pages are reserved and its
-prefill pages are free. Chunks of an instance run one after another, at most
-`MAX_CHUNKS` handed to the backend, so that the device never waits for the
-loop. As KVCache becomes final it goes to the store by block and to the decode
-instance by page and layer range, while the next chunk computes.
+prefill pages are free. Chunks of an instance run one after another. As one
+ends, its KVCache is final and goes to the decode instance by page and layer
+range and to the store by block, ahead of the next chunk in the device's
+queue and moving while that computes.
 
 As in FAST'25 sections 3.1 and 3.3. Differs: runs are served first come first
 served; a remote prefix goes straight to device pages and is put to the local
@@ -32,7 +32,9 @@ from mooncake_jax.instance.run import Work
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.client import StoreClient
 
-MAX_CHUNKS = 2
+# Chunks handed to the backend. With a second one behind it, what a chunk
+# computed could leave the device only when that had ended too.
+MAX_CHUNKS = 1
 
 
 class PrefillInstance:
@@ -109,7 +111,7 @@ class PrefillInstance:
         run.prefill_start_s = completion.started_s
       run.prefill_s += completion.time_s - completion.started_s
       run.computed_tokens = chunk.stop
-      effects += self._store(run, now_s) + self._hand_over(run)
+      effects += self._hand_over(run) + self._store(run, now_s)
     return effects + self._dispatch()
 
   def on_put(self, work: Work, completion: Completion, now_s: float) -> Effects:
@@ -192,8 +194,8 @@ class PrefillInstance:
     )
     return [
       fetched,
-      *self._store(run, now_s),
       *self._hand_over(run),
+      *self._store(run, now_s),
       *self._dispatch(),
     ]
 
