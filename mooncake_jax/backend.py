@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Sampling
 from mooncake_jax.request import TokenSegment
 
@@ -82,11 +83,14 @@ class DevicePages:
 class Replica:
   """One copy of one block in a segment; `replica_id` is never reused.
 
-  Segments are named after the instance that registers the memory.
+  A segment is memory of one medium that one instance registers: its pinned
+  host memory bears the instance's name, its SSD 'name/ssd'. The key names
+  the bytes on media that outlive the process.
   """
 
   segment: str
   replica_id: int
+  key: BlockKey = b''
 
 
 @dataclass(frozen=True)

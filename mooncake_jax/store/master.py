@@ -141,7 +141,7 @@ class Master:
     evicted = self._make_room(segment, size_bytes, now_s, keep)
     if space.used_bytes + size_bytes > space.capacity_bytes:
       return PutStart(evicted=evicted)
-    copy = _Copy(Replica(segment, next(self._ids)), size_bytes)
+    copy = _Copy(Replica(segment, next(self._ids), key), size_bytes)
     space.replicas[key] = copy
     space.used_bytes += size_bytes
     self._objects.setdefault(key, _Object()).copies[segment] = copy
