@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lifecycle import close
 from lifecycle import make_conductor
 from lifecycle import make_device
 from lifecycle import make_request
@@ -31,7 +32,7 @@ def make_cluster(request):
 
     def make(spec=SPEC):
       cluster = make_device(spec)
-      stack.callback(cluster.backend.close)
+      stack.callback(close, cluster)
       return cluster
 
     yield make
@@ -238,7 +239,7 @@ def test_simulator_and_engine_place_alike(policy):
     _, journal = serve(requests, make_conductor(policy=policy), cluster)
     plans.append([e.decision for e in journal if isinstance(e, Decision)])
     if make is make_device:
-      cluster.backend.close()
+      close(cluster)
   assert plans[0] == plans[1]
 
 
