@@ -153,6 +153,7 @@ def test_a_request_that_would_miss_its_slo_is_rejected(make_cluster):
   outcomes = {r.outcome for r in records}
   assert outcomes == {'completed', 'rejected'}
   for record in records:
+    assert record.predicted_ttft_s is not None
     assert (record.outcome == 'rejected') == (record.predicted_ttft_s > 0.02)
     assert record.outcome == 'completed' or record.reason == 'ttft'
   cluster.check()
