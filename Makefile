@@ -25,7 +25,7 @@ quickstart: setup
 	$(BIN)/python scripts/run.py configs/run/quickstart.gin
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check $(CODE)
