@@ -10,6 +10,8 @@ CODE := mooncake_jax scripts tests
 setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11: try make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --no-compile --no-deps --require-hashes \
 	  --disable-pip-version-check -r requirements.lock
@@ -23,7 +25,7 @@ quickstart: setup
 	$(BIN)/python scripts/run.py configs/run/quickstart.gin
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check $(CODE)

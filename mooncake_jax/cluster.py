@@ -27,13 +27,13 @@ from mooncake_jax.events import RequestEvent
 from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.decode import Recheck
 from mooncake_jax.instance.prefill import PrefillInstance
+from mooncake_jax.instance.run import count_uses
 from mooncake_jax.instance.run import Drop
 from mooncake_jax.instance.run import failed
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import RunKey
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
-from mooncake_jax.instance.run import Uses
 from mooncake_jax.instance.run import Work
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
@@ -93,7 +93,6 @@ class Cluster:
     self._deadlines: list[tuple[float, RunKey]] = []
     self._events: list[Event] = []
     self._held_back: dict[str, set[str]] = {}
-    self._uses = Uses()
 
   # Requests in and out.
 
@@ -188,7 +187,7 @@ class Cluster:
 
   def _start(self, work: Work) -> None:
     payload = work.payload
-    self._uses.add(work, 1)
+    count_uses(work, 1)
     if isinstance(payload, PrefillChunk):
       work.work_id = self.backend.prefill(work.instance, payload)
     elif isinstance(payload, DecodeBatch):
@@ -207,7 +206,7 @@ class Cluster:
     assert work is not None, completion
     if completion.done:
       del self._works[completion.work_id]
-      self._uses.add(work, -1)
+      count_uses(work, -1)
     handler = {
       'fetch': self._on_fetch,
       'chunk': self._on_chunk,

@@ -27,7 +27,8 @@ TEMPLATE = """# {title}: {config}, measured {date} on
 # {machine}, each work alone.
 # Mean error of the fit: prefill {prefill:.0%}, decode {decode:.0%}.
 #
-#   python scripts/calibrate.py --config {run} --out {out}
+#   python scripts/calibrate.py --config {run} \\
+#     --out {out}
 from __gin__ import dynamic_registration
 import mooncake_jax.costs.model as costs
 import scripts.experiment as experiment

@@ -108,5 +108,11 @@ def make_device(spec=SPEC) -> Cluster:
   return Cluster(spec, MODEL, backend)
 
 
+def close(cluster: Cluster) -> None:
+  """Ends the threads of a cluster on devices."""
+  assert isinstance(cluster.backend, DeviceBackend)
+  cluster.backend.close()
+
+
 def make_virtual(spec=SPEC, **kwargs) -> Cluster:
   return Cluster(replace(spec, **kwargs), MODEL, VirtualBackend(COSTS))

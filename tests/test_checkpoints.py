@@ -166,6 +166,17 @@ def test_orbax_names_the_parameter_that_does_not_fit(tmp_path):
     load_orbax(tmp_path)
 
 
+def test_a_damaged_orbax_checkpoint_is_named(tmp_path):
+  config, params = load_model(DATA / 'qwen3')
+  save_orbax(tmp_path, params, config)
+  files = [path for path in tmp_path.rglob('d/*') if path.is_file()]
+  largest = max(files, key=lambda path: path.stat().st_size)
+  largest.write_bytes(largest.read_bytes()[:1000])
+  with pytest.raises(ValueError, match='damaged orbax') as raised:
+    load_orbax(tmp_path)
+  assert str(tmp_path) in one_line(raised)
+
+
 def test_an_empty_folder_says_what_was_looked_for(tmp_path):
   with pytest.raises(FileNotFoundError, match=r'model\.safetensors') as raised:
     load_model(tmp_path)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lifecycle import close
 from lifecycle import make_conductor
 from lifecycle import make_device
 from lifecycle import make_request
@@ -31,7 +32,7 @@ def make_cluster(request):
 
     def make(spec=SPEC):
       cluster = make_device(spec)
-      stack.callback(cluster.backend.close)
+      stack.callback(close, cluster)
       return cluster
 
     yield make
@@ -152,6 +153,7 @@ def test_a_request_that_would_miss_its_slo_is_rejected(make_cluster):
   outcomes = {r.outcome for r in records}
   assert outcomes == {'completed', 'rejected'}
   for record in records:
+    assert record.predicted_ttft_s is not None
     assert (record.outcome == 'rejected') == (record.predicted_ttft_s > 0.02)
     assert record.outcome == 'completed' or record.reason == 'ttft'
   cluster.check()
@@ -238,7 +240,7 @@ def test_simulator_and_engine_place_alike(policy):
     _, journal = serve(requests, make_conductor(policy=policy), cluster)
     plans.append([e.decision for e in journal if isinstance(e, Decision)])
     if make is make_device:
-      cluster.backend.close()
+      close(cluster)
   assert plans[0] == plans[1]
 
 

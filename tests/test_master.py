@@ -6,7 +6,9 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 import pytest
 
+from mooncake_jax.backend import Replica
 from mooncake_jax.store.master import Master
+from mooncake_jax.store.master import PutStart
 
 KEYS = [bytes([i]) for i in range(12)]
 
@@ -27,11 +29,16 @@ def _put(master, key, segment='a', size=10, now_s=0.0):
   return start
 
 
+def _written(start: PutStart) -> Replica:
+  assert start.replica is not None, start
+  return start.replica
+
+
 def test_a_block_is_not_readable_before_put_end():
   master = _make_master()
   start = master.put_start(KEYS[0], 10, 'a', 0.0)
   assert master.get_replicas(KEYS[0], 0.0) == ()
-  master.put_end(KEYS[0], start.replica)
+  master.put_end(KEYS[0], _written(start))
   assert master.get_replicas(KEYS[0], 0.0) == (start.replica,)
 
 
@@ -46,7 +53,7 @@ def test_a_duplicate_put_succeeds_and_keeps_the_old_replica():
 def test_a_revoked_put_frees_its_room_and_was_never_there():
   master = _make_master(capacity=10)
   start = master.put_start(KEYS[0], 10, 'a', 0.0)
-  master.put_revoke(KEYS[0], start.replica)
+  master.put_revoke(KEYS[0], _written(start))
   assert not master.exists(KEYS[0])
   assert _put(master, KEYS[1]).replica is not None
 
@@ -82,7 +89,7 @@ def test_probing_does_not_renew_a_lease():
 
 def test_an_expired_lease_does_not_vouch_for_what_was_read():
   master = _make_master()
-  replica = _put(master, KEYS[0]).replica
+  replica = _written(_put(master, KEYS[0]))
   master.get_replicas(KEYS[0], 0.0)
   assert master.lease_valid(KEYS[0], replica, 10.0)
   assert not master.lease_valid(KEYS[0], replica, 10.1)

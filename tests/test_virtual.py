@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import hypothesis
 from hypothesis import strategies as st
+import numpy as np
+import pytest
+
 from lifecycle import COSTS
 from lifecycle import make_conductor
 from lifecycle import MODEL
 from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
-import numpy as np
-import pytest
-
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import DecodeRow
 from mooncake_jax.backend import DevicePages

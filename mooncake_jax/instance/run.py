@@ -6,7 +6,6 @@ in order, which the cluster carries out. No method waits.
 """
 
 from dataclasses import dataclass
-from dataclasses import field
 from typing import Literal
 
 from mooncake_jax.backend import Completion
@@ -121,26 +120,20 @@ Effect = Event | Start | Stop | Drop
 Effects = list[Effect]
 
 
-@dataclass
-class Uses:
-  """Counts works under way by the pages they touch; see `Run`."""
+# Works that touch the (prefill, decode) pages of their run. A decode batch
+# counts its rows itself.
+TOUCHES: dict[WorkStep, tuple[int, int]] = {
+  'fetch': (1, 0),
+  'chunk': (1, 0),
+  'put': (1, 0),
+  'handoff': (1, 1),
+}
 
-  # (touches prefill pages, touches decode pages)
-  of_step: dict[WorkStep, tuple[int, int]] = field(
-    default_factory=lambda: {
-      'fetch': (1, 0),
-      'chunk': (1, 0),
-      'put': (1, 0),
-      'handoff': (1, 1),
-    }
-  )
 
-  def add(self, work: Work, sign: int) -> None:
-    """Adds (sign 1) or removes (-1) a work; a decode batch counts its rows
-    itself."""
-    if work.run is None:
-      return
-    prefill, decode = self.of_step[work.step]
+def count_uses(work: Work, sign: int) -> None:
+  """Adds (sign 1) or removes (-1) a work's uses of its run's pages."""
+  if work.run is not None:
+    prefill, decode = TOUCHES[work.step]
     work.run.prefill_uses += sign * prefill
     work.run.decode_uses += sign * decode
 

@@ -55,8 +55,8 @@ def load_orbax(
 
   Raises:
     FileNotFoundError: there is no checkpoint.
-    ValueError: the config asks for other parameters than were saved; names
-      the folder, the parameter and the shapes.
+    ValueError: the config asks for other parameters than were saved, or a
+      file is damaged; names the folder, the parameter and the shapes.
   """
   root = Path(path).resolve()
   if not (root / PARAMS).is_dir():
@@ -65,7 +65,11 @@ def load_orbax(
     config = ModelConfig.from_hf(root)
   abstract = source.abstract_params(config, mesh, dtype)
   _check(root, abstract)
-  return ocp.load(str(root / PARAMS), abstract)
+  try:
+    return ocp.load(str(root / PARAMS), abstract)
+  except Exception as error:  # tensorstore raises bare Exception
+    reason = str(error).split('. ')[0].split('\n')[0]
+    raise ValueError(f'{root}: damaged orbax checkpoint: {reason}') from error
 
 
 def _check(root: Path, abstract: Params) -> None:

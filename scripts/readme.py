@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes README.md's table of runs from the heads of configs/run/*.gin.
+
+python scripts/readme.py
+"""
+
+from pathlib import Path
+import re
+import sys
+
+from scripts.gin_source import ROOT
+
+README = ROOT / 'README.md'
+BEGIN, END = '<!-- runs: scripts/readme.py -->\n', '<!-- end of runs -->'
+KEYS = ('Took', 'Gave', 'Paper')
+
+
+def main() -> int:
+  README.write_text(with_table(README.read_text()))
+  return 0
+
+
+def with_table(text: str) -> str:
+  """`text` with the table between its two marks made anew."""
+  before, rest = text.split(BEGIN)
+  _, after = rest.split(END)
+  return f'{before}{BEGIN}{table()}{END}{after}'
+
+
+def table() -> str:
+  rows = ['| run | took | gave | in the paper |', '|---|---|---|---|']
+  for path in sorted((ROOT / 'configs/run').glob('*.gin')):
+    facts = head(path)
+    if 'Gave' in facts:
+      cells = (facts.get(key, '') for key in KEYS)
+      rows.append(f'| `{path.stem}` | {" | ".join(cells)} |')
+  return '\n'.join(rows) + '\n'
+
+
+def head(path: Path) -> dict[str, str]:
+  """'Took: ...', 'Gave: ...', 'Paper: ...' of a run file's first comment.
+
+  Each may go on over lines and ends at a line that is empty or begins anew.
+  """
+  lines = []
+  for line in path.read_text().splitlines():
+    if not line.startswith('#'):
+      break
+    lines.append(line[1:].strip())
+  found = re.split(rf'^({"|".join(KEYS)}):', '\n'.join(lines), flags=re.M)
+  pairs = zip(found[1::2], found[2::2], strict=True)
+  return {key: ' '.join(fact.split()) for key, fact in pairs}
+
+
+if __name__ == '__main__':
+  sys.exit(main())
