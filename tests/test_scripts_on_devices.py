@@ -42,7 +42,7 @@ def test_every_kind_of_work_is_measured():
     steps = [*measure.decode_samples(backend, SPEC, layout, 60)]
     links = [*measure.link_samples(backend, SPEC, layout)]
   assert len(chunks) > 4 and len(steps) > 3
-  assert {link for link, _ in links} == set(LINKS)
+  assert {link for link, _ in links} == set(LINKS[:4])  # no SSD here
   assert all(s.seconds > 0 for s in (*chunks, *steps, *(s for _, s in links)))
 
 

@@ -136,9 +136,9 @@ class Conductor:
     """Updates the beliefs; an event of an unknown request is ignored."""
     match event:
       case BlocksStored():
-        self.index.add(event.instance, event.keys)
+        self.index.add(event.instance, event.keys, event.tier)
       case BlocksEvicted():
-        self.index.discard(event.instance, event.keys)
+        self.index.discard(event.instance, event.keys, event.tier)
       case RequestEvent():
         self._observe_request(event)
 
@@ -170,7 +170,9 @@ class Conductor:
       reusable = self._layout.reusable_blocks(request.num_prompt_tokens)
       matches = self.index.match(request.block_keys[:reusable])
     candidates = tuple(
-      Candidate(name, match.usable, match.stored, load.queue_s(now_s))
+      Candidate(
+        name, match.usable, match.stored, load.queue_s(now_s), match.slow
+      )
       for name, load in self._prefill.items()
       for match in (matches.get(name, Match()),)
     )

@@ -23,35 +23,49 @@ class Match:
   Attributes:
     stored: blocks it holds now, which others may fetch too.
     usable: the same with those expected there by the time they are needed.
+    slow: of the usable ones, those that lie on its SSD only.
   """
 
   stored: int = 0
   usable: int = 0
+  slow: int = 0
 
 
 class PrefixIndex:
   """Beliefs about blocks of all instances."""
 
   def __init__(self):
-    self._stored: dict[BlockKey, set[str]] = {}
+    # key -> instance -> the media it has the block on
+    self._stored: dict[BlockKey, dict[str, frozenset[str]]] = {}
     self._expected: dict[BlockKey, Counter[str]] = {}
 
-  def add(self, instance: str, keys: Iterable[BlockKey]) -> None:
+  def add(
+    self, instance: str, keys: Iterable[BlockKey], tier: str = 'host'
+  ) -> None:
     for key in keys:
-      self._stored.setdefault(key, set()).add(instance)
+      tiers = self._stored.setdefault(key, {})
+      tiers[instance] = tiers.get(instance, frozenset()) | {tier}
 
-  def discard(self, instance: str, keys: Iterable[BlockKey]) -> None:
+  def discard(
+    self, instance: str, keys: Iterable[BlockKey], tier: str = 'host'
+  ) -> None:
     """Forgets blocks; unknown ones are ignored (late and repeated events)."""
     for key in keys:
-      holders = self._stored.get(key)
-      if holders is not None:
-        holders.discard(instance)
-        if not holders:
-          del self._stored[key]
+      tiers = self._stored.get(key)
+      if tiers is None or instance not in tiers:
+        continue
+      tiers[instance] -= {tier}
+      if not tiers[instance]:
+        del tiers[instance]
+      if not tiers:
+        del self._stored[key]
 
   def forget(self, instance: str) -> None:
     """Forgets all that an instance held or was expected to hold."""
-    self.discard(instance, list(self._stored))
+    for key in [k for k, tiers in self._stored.items() if instance in tiers]:
+      del self._stored[key][instance]
+      if not self._stored[key]:
+        del self._stored[key]
     for key in [k for k, c in self._expected.items() if instance in c]:
       del self._expected[key][instance]
       if not self._expected[key]:
@@ -77,7 +91,9 @@ class PrefixIndex:
     stored = self._walk(keys, lambda key: self._stored.get(key, ()))
     usable = self._walk(keys, self._holders)
     return {
-      instance: Match(stored.get(instance, 0), count)
+      instance: Match(
+        stored.get(instance, 0), count, self._slow(instance, keys[:count])
+      )
       for instance, count in usable.items()
     }
 
@@ -86,8 +102,14 @@ class PrefixIndex:
     return len(self._stored)
 
   def _holders(self, key: BlockKey) -> set[str]:
-    return (
-      self._stored.get(key, set()) | self._expected.get(key, Counter()).keys()
+    return self._stored.get(key, {}).keys() | self._expected.get(key, {}).keys()
+
+  def _slow(self, instance: str, keys: tuple[BlockKey, ...]) -> int:
+    """How many of the keys the instance has on its SSD only."""
+    return sum(
+      self._stored.get(key, {}).get(instance) == {'ssd'}
+      and instance not in self._expected.get(key, ())
+      for key in keys
     )
 
   def _walk(self, keys, holders) -> dict[str, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import random as random_lib
 
 from mooncake_jax.costs.model import CostModel
+from mooncake_jax.costs.model import Link
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Candidate:
     prefix_blocks: prompt blocks it can reuse from its own segment.
     stored_blocks: of them, those another instance could fetch now.
     queue_s: seconds until it could start.
+    ssd_blocks: of the prefix blocks, those that come from its SSD.
   """
 
   instance: str
   prefix_blocks: int
   stored_blocks: int
   queue_s: float
+  ssd_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,11 @@ class Question:
     local = at.prefix_blocks
     extra = max(fetch.stored_blocks - local, 0) if fetch else 0
     prefix = (local + extra) * self.block_size_tokens
-    transfer_s = 0.0
-    if local:
-      transfer_s += self.costs.transfer_s(local * self.block_bytes, 'onload')
-    if extra:
-      transfer_s += self.costs.transfer_s(extra * self.block_bytes, 'copy')
+    transfer_s = (
+      self._transfer_s(local - at.ssd_blocks, 'onload')
+      + self._transfer_s(at.ssd_blocks, 'ssd_read')
+      + self._transfer_s(extra, 'copy')
+    )
     return Choice(
       at.instance,
       local,
@@ -68,6 +71,11 @@ class Question:
       transfer_s,
       self.costs.prompt_s(self.num_tokens, prefix, self.chunk_tokens),
     )
+
+  def _transfer_s(self, num_blocks: int, link: Link) -> float:
+    if not num_blocks:
+      return 0.0
+    return self.costs.transfer_s(num_blocks * self.block_bytes, link)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,18 @@ from typing import Literal
 from typing import Protocol
 
 # host segment -> own device; own device -> host segment; host segment -> that
-# of another instance; prefill device -> decode device.
-Link = Literal['onload', 'offload', 'copy', 'handoff']
+# of another instance; prefill device -> decode device; an instance's memory
+# <-> its SSD; an instance's memory <-> a store that no instance owns.
+Link = Literal[
+  'onload',
+  'offload',
+  'copy',
+  'handoff',
+  'ssd_read',
+  'ssd_write',
+  'remote_read',
+  'remote_write',
+]
 LINKS: tuple[Link, ...] = get_args(Link)
 
 
@@ -78,7 +88,9 @@ class PolynomialCost:
     decode_base_s: d0, seconds a step costs whatever its batch (weights).
     decode_s_per_row: d1, for one row of the batch.
     decode_s_per_context_token: d2, for one token of context of any row.
-    <link>_bytes_per_s, <link>_latency_s: see `Link`.
+    <link>_bytes_per_s, <link>_latency_s: see `Link`. Clusters without an SSD
+      or a remote store never ask for those: their defaults are the order of
+      one NVMe drive (7 and 4 GB/s, 0.1 ms) and of 100 Gbit/s (1 ms).
 
   Raises:
     ValueError: a negative or infinite coefficient, a bandwidth of 0.
@@ -99,6 +111,14 @@ class PolynomialCost:
   copy_latency_s: float
   handoff_bytes_per_s: float
   handoff_latency_s: float
+  ssd_read_bytes_per_s: float = 7e9
+  ssd_read_latency_s: float = 1e-4
+  ssd_write_bytes_per_s: float = 4e9
+  ssd_write_latency_s: float = 1e-4
+  remote_read_bytes_per_s: float = 12.5e9
+  remote_read_latency_s: float = 1e-3
+  remote_write_bytes_per_s: float = 12.5e9
+  remote_write_latency_s: float = 1e-3
 
   def __post_init__(self):
     for field in fields(self):

@@ -33,7 +33,8 @@ class RooflineCost:
     prefill_overhead_s, decode_overhead_s: what a chunk or a step costs
       besides (launches, all-reduces, the host).
     decode_row_s: what one more row costs besides its KVCache (sampling).
-    <link>_bytes_per_s, <link>_latency_s: of the whole instance, see `Link`.
+    <link>_bytes_per_s, <link>_latency_s: of the whole instance, see `Link`
+      and, for the defaults, `PolynomialCost`.
 
   Raises:
     ValueError: a negative number, a bandwidth of 0, mfu or mbu above 1.
@@ -57,6 +58,14 @@ class RooflineCost:
   offload_latency_s: float = 0.0
   copy_latency_s: float = 0.0
   handoff_latency_s: float = 0.0
+  ssd_read_bytes_per_s: float = 7e9
+  ssd_read_latency_s: float = 1e-4
+  ssd_write_bytes_per_s: float = 4e9
+  ssd_write_latency_s: float = 1e-4
+  remote_read_bytes_per_s: float = 12.5e9
+  remote_read_latency_s: float = 1e-3
+  remote_write_bytes_per_s: float = 12.5e9
+  remote_write_latency_s: float = 1e-3
 
   def __post_init__(self):
     for name, value in vars(self).items():

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import heapq
 import itertools
 import math
+from typing import NamedTuple
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
@@ -26,6 +27,9 @@ from mooncake_jax.backend import RowTokens
 from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
+from mooncake_jax.blocks.segments import Medium
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
 from mooncake_jax.request import TokenSegment
@@ -220,14 +224,31 @@ class VirtualBackend:
 
 def _link(op: TransferOp) -> tuple[Link, str]:
   """The link an op crosses and the instance whose end of it is busy."""
-  match op.src, op.dst:
-    case Replica(segment), DevicePages(instance):
-      link = 'onload' if segment == instance else 'copy'
-      return link, segment
-    case DevicePages(instance), Replica():
-      return 'offload', instance
-    case Replica(segment), Replica():
-      return 'copy', segment
-    case DevicePages(instance), DevicePages():
-      return 'handoff', instance
-  raise ValueError(f'{op.src=} to {op.dst=} is no transfer')
+  src, dst = _end(op.src), _end(op.dst)
+  match src.medium, dst.medium:
+    case 'device', 'device':
+      return 'handoff', src.owner
+    case _, 'ssd':
+      return 'ssd_write', dst.owner
+    case 'ssd', _:
+      return 'ssd_read', src.owner
+    case _, 'remote':
+      return 'remote_write', src.owner
+    case 'remote', _:
+      return 'remote_read', dst.owner
+    case 'device', _:
+      return 'offload', src.owner
+    case _ if src.owner != dst.owner:
+      return 'copy', src.owner
+  return 'onload', src.owner
+
+
+class _End(NamedTuple):
+  medium: Medium
+  owner: str
+
+
+def _end(place: DevicePages | Replica) -> _End:
+  if isinstance(place, DevicePages):
+    return _End('device', place.instance)
+  return _End(medium(place.segment), owner(place.segment))

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of segments: whose memory it is, and of which medium.
+
+An instance's pinned host memory bears its name, 'prefill0'; its SSD is
+'prefill0/ssd'. The real Mooncake Store, which no instance owns, is
+'mooncake'.
+"""
+
+from typing import Literal
+
+Medium = Literal['device', 'host', 'ssd', 'remote']
+REMOTE = 'mooncake'
+
+
+def ssd_segment(instance: str) -> str:
+  return f'{instance}/ssd'
+
+
+def owner(segment: str) -> str:
+  """The instance whose memory it is; the remote store owns itself."""
+  return segment.partition('/')[0]
+
+
+def medium(segment: str) -> Medium:
+  if segment == REMOTE:
+    return 'remote'
+  _, _, suffix = segment.partition('/')
+  match suffix:
+    case '':
+      return 'host'
+    case 'ssd':
+      return 'ssd'
+    case 'device':
+      return 'device'
+  raise ValueError(f'{segment=} is of no known medium')
