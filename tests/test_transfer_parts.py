@@ -153,7 +153,7 @@ def test_no_op_ends_twice_however_its_ends_race():
     threading.Thread(target=book.end, args=(run, status))
     for status in ('failed', 'timeout', 'cancelled') * 5
   ]
-  threads.append(threading.Thread(target=book.piece_arrived, args=(run,)))
+  threads.append(threading.Thread(target=book.piece_arrived, args=(run, 1)))
   for thread in threads:
     thread.start()
   for thread in threads:

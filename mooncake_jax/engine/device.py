@@ -31,12 +31,16 @@ from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.instance import ParamsSource
 from mooncake_jax.engine.routes import Routes
 from mooncake_jax.engine.spec import InstanceSpec
+from mooncake_jax.engine.spec import LEAST_STAGING_BYTES
 from mooncake_jax.engine.tasks import PrefillTask
 from mooncake_jax.model.decode import decode_step
 from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.book import TransferBook
 from mooncake_jax.transfer.book import TransferWork
+from mooncake_jax.transfer.far import FarSegment
+from mooncake_jax.transfer.far import FarTier
 from mooncake_jax.transfer.heads import join_heads
 from mooncake_jax.transfer.page_copies import copy_in
 from mooncake_jax.transfer.page_copies import copy_out
@@ -65,6 +69,7 @@ class DeviceBackend:
     *,
     kv_dtype: jax.typing.DTypeLike = 'float32',
     clock: Callable[[], float] = time.perf_counter,
+    stores: Sequence[FarSegment] = (),
   ):
     """Places parameters and pools on the devices and starts the threads.
 
@@ -72,6 +77,7 @@ class DeviceBackend:
       layout: how KVCache is cut, the same on all instances.
       params: a tree, or what loads one onto a mesh.
       clock: seconds, never going back.
+      stores: far segments of no instance; closed with the backend.
 
     Raises:
       ValueError: too few devices, a name given twice, or a layout that is
@@ -85,6 +91,8 @@ class DeviceBackend:
     self._ids = itertools.count()
     self._cancel: dict[WorkId, Callable[[], None]] = {}
     self.instances: dict[str, Instance] = {}
+    self.tiers: dict[str, FarTier] = {}
+    self._stores: list[FarTier] = []
     try:
       for spec, devices in zip(instances, assign_devices(instances)):
         self.instances[spec.name] = Instance(
@@ -100,7 +108,16 @@ class DeviceBackend:
     except BaseException:
       self.close()  # ends the threads of those that were made
       raise
-    routes = Routes(self.instances, self.copy_sizes, layout.token_layer_bytes)
+    for instance in self.instances.values():
+      if instance.ssd is not None:
+        self.tiers[instance.ssd.segment.name] = instance.ssd
+    self._stores = [
+      FarTier(store, self._inbox.crash, LEAST_STAGING_BYTES) for store in stores
+    ]
+    self.tiers.update({tier.segment.name: tier for tier in self._stores})
+    routes = Routes(
+      self.instances, self.tiers, self.copy_sizes, layout.token_layer_bytes
+    )
     self._book = TransferBook(self.now_s, routes.start, self._transfer_ended)
     routes.book = self._book
 
@@ -155,7 +172,19 @@ class DeviceBackend:
     """See `Backend`; ops that are writing them end as 'failed'."""
     self._book.fail_writers(replicas)
     for replica in replicas:
-      self._at(replica.segment).segment.drop([replica.replica_id])
+      if tier := self.tiers.get(replica.segment):
+        tier.drop([replica])
+      else:
+        self._at(replica.segment).segment.drop([replica.replica_id])
+
+  def adopt(self, instance: str) -> list[tuple[BlockKey, int]]:
+    """Blocks that an earlier process left on the instance's SSD.
+
+    Each is (key, bytes), readable as the first replica of segment
+    '<instance>/ssd' and that key which an op or `drop` names. Blocks for as
+    long as listing them takes; once, before the first transfer.
+    """
+    return self._at(instance).adopt()
 
   def cancel(self, work_id: WorkId) -> None:
     """See `Backend`."""
@@ -184,6 +213,8 @@ class DeviceBackend:
 
   def close(self) -> None:
     """Ends all threads; works under way are dropped."""
+    for store in self._stores:
+      store.close()
     for instance in self.instances.values():
       instance.close()
 

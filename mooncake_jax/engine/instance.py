@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One instance of the engine: its memory and the four threads that serve it.
+"""One instance of the engine: its memory and the threads that serve it.
 
 owner    runs programs on the devices; the only one to touch the pool
 reader   waits for what the owner dispatched, in order
 links    move arrays into the devices and into the pinned host segment
+write, read   (with an SSD) copy parts to its segment and from it
 """
 
 from collections.abc import Callable
@@ -23,11 +24,15 @@ from mooncake_jax.model import params as model_params
 from mooncake_jax.model import sharding
 from mooncake_jax.model.params import Params
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.entry import BlockFormat
+from mooncake_jax.transfer.far import FarTier
 from mooncake_jax.transfer.heads import DevicePlace
 from mooncake_jax.transfer.heads import HostPlace
 from mooncake_jax.transfer.links import Link
 from mooncake_jax.transfer.segment import HostSegment
+from mooncake_jax.transfer.ssd import SsdSegment
 
 # A tree to be copied onto the mesh, or what loads it there, slice by slice.
 ParamsSource = Params | Callable[[jax.sharding.Mesh], Params]
@@ -54,6 +59,14 @@ class Instance:
     placed = place_params(params, config, mesh, spec.unroll)
     self.model = MeshModel(config, spec, mesh, placed, layout, kv_dtype)
     self.segment = HostSegment(spec.name, spec.host_bytes)
+    block = BlockFormat(
+      layout.num_layers,
+      layout.block_size_tokens,
+      config.num_kv_heads,
+      config.head_dim,
+      jax.numpy.dtype(kv_dtype),
+    )
+    self._ssd = open_ssd(spec, block)
     self.device_place = DevicePlace(mesh)
     self.host_place = HostPlace(mesh)
     staging = spec.staging_limit(layout.num_layers * layout.token_layer_bytes)
@@ -64,14 +77,36 @@ class Instance:
     self.owner = Owner(f'{spec.name}-owner', desk, on_crash)
     self.device_link = Link(f'{spec.name}-device', on_crash, self.arrived)
     self.host_link = Link(f'{spec.name}-host', on_crash)
+    self.ssd = (
+      None if self._ssd is None else FarTier(self._ssd, on_crash, staging)
+    )
+
+  def adopt(self) -> list[tuple[BlockKey, int]]:
+    """Whole blocks that an earlier process left on the SSD: (key, bytes)."""
+    return [] if self._ssd is None else self._ssd.adopt()
 
   def close(self) -> None:
     """Ends the threads; what is under way on the devices is waited for."""
     self.arrived.close()
+    if self.ssd is not None:
+      self.ssd.close()
     self.device_link.close()
     self.host_link.close()
     self.owner.close()
     self.reader.close()
+
+
+def open_ssd(spec: InstanceSpec, block: BlockFormat) -> SsdSegment | None:
+  """The instance's SSD segment, if it has one."""
+  if spec.ssd_url is None:
+    return None
+  return SsdSegment(
+    f'{spec.name}/ssd',
+    spec.ssd_url,
+    spec.ssd_bytes,
+    block,
+    file_io_sync=spec.ssd_sync,
+  )
 
 
 def place_params(

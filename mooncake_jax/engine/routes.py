@@ -2,9 +2,11 @@
 """The ways of a transfer op: out of its source, over a link, into its end.
 
     pages    owner copies out -> reader waits -> link
-    replica  segment gives its parts -> link
+    host     segment gives its parts -> link
+    far      read link reads its parts -> link
              link -> host: segment keeps the part
              link -> device: owner copies in -> reader waits
+             write link -> far: segment stores the part
 
 An op goes in pieces, each on its own: runs of pages, or parts of a replica.
 Whoever holds a piece asks the book before it writes anything.
@@ -19,16 +21,21 @@ import jax
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
+from mooncake_jax.engine import far_routes
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.tasks import GatherTask
 from mooncake_jax.engine.tasks import ScatterTask
 from mooncake_jax.transfer.book import OpRun
 from mooncake_jax.transfer.book import TransferBook
+from mooncake_jax.transfer.checksum import ChecksumError
+from mooncake_jax.transfer.far import FarTier
 from mooncake_jax.transfer.heads import split_heads
 from mooncake_jax.transfer.links import Move
 from mooncake_jax.transfer.page_copies import split_pages
 from mooncake_jax.transfer.segment import Part
+from mooncake_jax.transfer.segment import verify
+from mooncake_jax.transfer.segment import with_checksum
 
 
 def no_one() -> None:
@@ -41,17 +48,20 @@ class Routes:
   def __init__(
     self,
     instances: Mapping[str, Instance],
+    tiers: Mapping[str, FarTier],
     copy_sizes: tuple[int, ...],
     token_layer_bytes: int,
   ):
     """Makes routes; give them the book before the first `start`.
 
     Args:
+      tiers: far segments, by name.
       copy_sizes: numbers of pages that are copied at once; has 1.
       token_layer_bytes: KVCache of one token in one layer.
     """
     self.book: TransferBook
     self._instances = instances
+    self._tiers = tiers
     self._copy_sizes = copy_sizes
     self._token_layer_bytes = token_layer_bytes
 
@@ -104,6 +114,9 @@ class Routes:
     self._send(run, part, piece, left)
 
   def _start_from_replica(self, run: OpRun, src: Replica) -> None:
+    if tier := self._tiers.get(src.segment):
+      far_routes.read(run, self.book, tier, src, self._send)
+      return
     op, segment = run.op, self._at(src.segment).segment
     parts = segment.read(src.replica_id, op.start_layer, op.stop_layer)
     run.num_pieces = len(parts)
@@ -115,6 +128,12 @@ class Routes:
   ) -> None:
     """Puts a part on the link to the op's destination."""
     op = run.op
+    check = partial(self._verify, run, part)
+    if isinstance(op.dst, Replica) and (
+      tier := self._tiers.get(op.dst.segment)
+    ):
+      far_routes.write(run, self.book, tier, op.dst, part, check, left)
+      return
     if isinstance(op.dst, Replica):
       instance = self._at(op.dst.segment)
       link, place = instance.host_link, instance.host_place
@@ -133,9 +152,23 @@ class Routes:
         arrived,
         partial(self._fail, run),
         left,
+        check,
+        is_private=not (
+          isinstance(op.src, Replica) and isinstance(op.dst, Replica)
+        ),
       ),
       run.work.priority,
     )
+
+  def _verify(self, run: OpRun, part: Part) -> None:
+    """On a link's thread: a bad part of a replica is gone from then on."""
+    src = run.op.src
+    try:
+      verify(part, str(src))
+    except ChecksumError:
+      if isinstance(src, Replica):
+        self._at(src.segment).segment.drop([src.replica_id])
+      raise
 
   def _keep(
     self,
@@ -147,7 +180,11 @@ class Routes:
   ) -> None:
     """On the host link's thread: the segment keeps what arrived."""
     kept = part._replace(slices=tuple(moved))
-    self.book.commit(run, lambda: instance.segment.put(dst.replica_id, kept))
+    if instance.spec.checksums == 'all':
+      kept = with_checksum(kept)
+    segment = instance.segment
+    write = partial(segment.put, dst.replica_id, kept)
+    self.book.commit(run, write, kept.num_bytes)
 
   def _write(
     self,
@@ -174,7 +211,7 @@ class Routes:
         first,
         block_L2SKH,
         lambda: run.is_live,
-        partial(self.book.piece_arrived, run),
+        partial(self.book.piece_arrived, run, block_L2SKH.nbytes),
         partial(self._fail, run),
         partial(instance.arrived.give, num_bytes),
       )

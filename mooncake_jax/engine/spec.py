@@ -2,9 +2,12 @@
 """What one instance of the engine is made of: plain values."""
 
 from dataclasses import dataclass
+from typing import get_args
 from typing import Literal
 
 Role = Literal['prefill', 'decode', 'both']
+# Which parts have a checksum: those on SSDs, or those in host memory as well.
+Checksums = Literal['ssd', 'all']
 LEAST_STAGING_BYTES = 64 << 20
 
 
@@ -24,6 +27,12 @@ class InstanceSpec:
     batch_buckets: batches are padded to one of these; () means powers of two
       up to max_batch.
     host_bytes: capacity of the pinned host segment.
+    ssd_url: where the SSD segment '<name>/ssd' lies: 'file:///folder', which
+      must be there, or what tensorstore knows; of this instance alone. None
+      is no such segment.
+    ssd_bytes: its capacity.
+    ssd_sync: whether a write to it waits for the disk.
+    checksums: of parts: 'ssd', or 'all' for those in host memory too.
     staging_bytes: transfer buffers on the devices, each way; None means
       KVCache of four chunks, at least 64 MiB: two chunks' blocks on their way
       to the store and to decode. What finds no room waits behind the next
@@ -42,6 +51,10 @@ class InstanceSpec:
   max_batch: int = 8
   batch_buckets: tuple[int, ...] = ()
   host_bytes: int = 0
+  ssd_url: str | None = None
+  ssd_bytes: int = 0
+  ssd_sync: bool = False
+  checksums: Checksums = 'ssd'
   staging_bytes: int | None = None
   unroll: bool = True
 
@@ -51,8 +64,13 @@ class InstanceSpec:
         self._refuse(field, 'must be >= 1')
     if self.num_pages < 2:
       self._refuse('num_pages', 'must be >= 2, page 0 is scratch')
-    if self.host_bytes < 0:
-      self._refuse('host_bytes', 'must be >= 0')
+    for field in ('host_bytes', 'ssd_bytes'):
+      if getattr(self, field) < 0:
+        self._refuse(field, 'must be >= 0')
+    if self.ssd_bytes and self.ssd_url is None:
+      self._refuse('ssd_bytes', 'needs an ssd_url')
+    if self.checksums not in get_args(Checksums):
+      self._refuse('checksums', f'must be one of {get_args(Checksums)}')
     if not self.chunk_buckets or min(self.chunk_buckets) < 1:
       self._refuse('chunk_buckets', 'must be lengths >= 1')
     if self.batch_buckets and max(self.batch_buckets) < self.max_batch:

@@ -44,6 +44,7 @@ class OpRun:
 
   Attributes:
     num_pieces: pieces still to arrive; set when it starts.
+    moved_bytes: of the pieces that have arrived.
     num_waits: earlier ops that must end first.
     is_started: it was handed on to be moved.
     is_moving: its bytes are read, so it can't be cancelled.
@@ -56,6 +57,7 @@ class OpRun:
   status: Status | None = None
   error: str = ''
   num_pieces: int = 0
+  moved_bytes: int = 0
   num_waits: int = 0
   is_started: bool = False
   is_moving: bool = False
@@ -115,10 +117,11 @@ class TransferBook:
     self._time_out(run)
     return False
 
-  def piece_arrived(self, run: OpRun) -> None:
+  def piece_arrived(self, run: OpRun, num_bytes: int) -> None:
     """Counts a piece; the last one completes the op."""
     with self._lock:
       run.num_pieces -= 1
+      run.moved_bytes += num_bytes
       if run.num_pieces:
         return
       in_time = self._now_s() <= run.work.deadline_s
@@ -127,16 +130,20 @@ class TransferBook:
     else:
       self._time_out(run)
 
-  def commit(self, run: OpRun, write: Callable[[], None]) -> None:
+  def commit(
+    self, run: OpRun, write: Callable[[], None], num_bytes: int
+  ) -> bool:
     """Calls `write` for one piece unless the op has ended, in one stroke.
 
-    A quick write only: nothing in the book moves meanwhile.
+    A quick write only: nothing in the book moves meanwhile. Returns whether
+    it was called.
     """
     with self._lock:
       if not run.is_live:
-        return
+        return False
       write()
-    self.piece_arrived(run)
+    self.piece_arrived(run, num_bytes)
+    return True
 
   def end(self, run: OpRun, status: Status, error: str = '') -> None:
     """Ends an op and what reads it if it failed; ignored if it has ended."""

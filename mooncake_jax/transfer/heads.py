@@ -19,11 +19,13 @@ from jax import numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import SingleDeviceSharding
+import numpy as np
 
 from mooncake_jax.model.sharding import named_sharding
 
-# Arrays [L, 2, S, K/n, H] on one device each, in order of their heads.
-HeadSlices = tuple[jax.Array, ...]
+# Arrays [L, 2, S, K/n, H] on one device each, in order of their heads; NumPy's
+# where they were just read from a far segment.
+HeadSlices = tuple[jax.Array | np.ndarray, ...]
 
 
 def split_heads(block_L2SKH: jax.Array) -> HeadSlices:
@@ -132,5 +134,6 @@ def _fit(
   first = slices[0]
   whole = len(slices) == 1 and first.shape[3] == num_heads
   if whole and layers == (0, len(first)):
+    assert isinstance(first, jax.Array)  # it was moved here
     return first
   return join_heads(slices, start_head, num_heads, layers)

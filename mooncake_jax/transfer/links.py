@@ -9,14 +9,16 @@ runs a program on a pool. Small moves of one priority go in one call.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-import heapq
-import itertools
-import threading
+from typing import Any
 
 import jax
-from jax.sharding import Sharding
+from jax.sharding import SingleDeviceSharding
+import numpy as np
 
 from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.heads import HeadSlices
+from mooncake_jax.transfer.worker import LinkCount
+from mooncake_jax.transfer.worker import Worker
 
 BATCH_BYTES = 16 << 20
 BATCH_MOVES = 64
@@ -32,14 +34,19 @@ class Move:
     arrived: called on the link's thread with the arrays at their targets.
     failed: called if they don't arrive or `arrived` raises.
     left: called when the source arrays are no longer needed, whatever came.
+    verify: called after `begin`; raises where the bytes are not right.
+    is_private: nobody else has the arrays: a CPU device, whose memory kinds
+      are one memory, takes them as they are instead of a copy.
   """
 
-  arrays: tuple[jax.Array, ...]
-  targets: tuple[Sharding, ...]
+  arrays: HeadSlices
+  targets: tuple[SingleDeviceSharding, ...]
   begin: Callable[[], bool]
   arrived: Callable[[list[jax.Array]], None]
   failed: Callable[[Exception], None]
   left: Callable[[], None] = lambda: None
+  verify: Callable[[], None] = lambda: None
+  is_private: bool = False
 
   @property
   def num_bytes(self) -> int:
@@ -62,54 +69,23 @@ class Link:
       budget: of bytes arrived and not yet taken up; the receiver gives them
         back. None is no limit.
     """
-    self._name = name
-    self._on_crash = on_crash
     self._budget = budget
-    self._changed = threading.Condition()
-    self._queue: list[tuple[int, int, Move]] = []
-    self._order = itertools.count()
-    self._closed = False
-    self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-    self._thread.start()
+    self._worker: Worker[Move] = Worker(name, self._move, on_crash, _joins)
+
+  @property
+  def count(self) -> LinkCount:
+    return self._worker.count
 
   def submit(self, move: Move, priority: int) -> None:
     """Queues a move; lower priority first. Any thread may call."""
-    with self._changed:
-      heapq.heappush(self._queue, (priority, next(self._order), move))
-      self._changed.notify()
+    self._worker.submit(move, priority)
 
   def close(self) -> None:
     """Ends the thread after the move under way; drops the others."""
-    with self._changed:
-      self._closed = True
-      self._changed.notify()
-    self._thread.join()
-
-  def _main(self) -> None:
-    try:
-      while batch := self._next_batch():
-        self._move(batch)
-    except BaseException as error:
-      self._on_crash(self._name, error)
-
-  def _next_batch(self) -> list[Move]:
-    """Waits for moves; empty once closed."""
-    with self._changed:
-      self._changed.wait_for(lambda: self._queue or self._closed)
-      if self._closed:
-        return []
-      priority, _, first = heapq.heappop(self._queue)
-      batch, num_bytes = [first], first.num_bytes
-      while self._queue and len(batch) < BATCH_MOVES:
-        other, _, move = self._queue[0]
-        num_bytes += move.num_bytes
-        if other != priority or num_bytes > BATCH_BYTES:
-          break
-        batch.append(heapq.heappop(self._queue)[2])
-      return batch
+    self._worker.close()
 
   def _move(self, batch: list[Move]) -> None:
-    live = [move for move in batch if move.begin()]
+    live = [move for move in batch if self._may_go(move)]
     num_bytes = sum(move.num_bytes for move in live)
     if self._budget and not self._budget.take(num_bytes):
       return
@@ -124,9 +100,23 @@ class Link:
     for move in batch:
       move.left()
 
+  def _may_go(self, move: Move) -> bool:
+    if not move.begin():
+      return False
+    try:
+      move.verify()
+    except Exception as error:
+      move.failed(error)
+      return False
+    return True
+
   def _put(self, batch: list[Move]) -> list[list[jax.Array]]:
     """Moves all arrays of the batch and waits for them."""
-    arrays = [array for move in batch for array in move.arrays]
+    arrays = [
+      _as_it_is(array, target) if move.is_private else array
+      for move in batch
+      for array, target in zip(move.arrays, move.targets)
+    ]
     targets = [target for move in batch for target in move.targets]
     moved = iter(jax.block_until_ready(jax.device_put(arrays, targets)))
     return [[next(moved) for _ in move.arrays] for move in batch]
@@ -135,7 +125,23 @@ class Link:
     """Hands over what arrived; the receiver owns its bytes from then on."""
     try:
       move.arrived(arrays())
+      self._worker.moved(move.num_bytes)
     except Exception as error:
       if self._budget:
         self._budget.give(move.num_bytes)
       move.failed(error)
+
+
+def _joins(batch: list[Move], move: Move) -> bool:
+  """Small moves go in one call."""
+  num_bytes = sum(m.num_bytes for m in batch) + move.num_bytes
+  return len(batch) < BATCH_MOVES and num_bytes <= BATCH_BYTES
+
+
+def _as_it_is(array: jax.Array | np.ndarray, target: SingleDeviceSharding):
+  """An array on a CPU as NumPy, which another CPU device uses in place."""
+  devices: set[Any] = target.device_set
+  if isinstance(array, jax.Array):
+    devices = devices | array.devices()
+  on_cpus = all(device.platform == 'cpu' for device in devices)
+  return np.asarray(array) if on_cpus else array

@@ -9,15 +9,23 @@ from collections.abc import Iterable
 import threading
 from typing import NamedTuple
 
+from mooncake_jax.transfer.checksum import checksum
+from mooncake_jax.transfer.checksum import ChecksumError
+from mooncake_jax.transfer.checksum import raw_bytes
 from mooncake_jax.transfer.heads import HeadSlices
 
 
 class Part(NamedTuple):
-  """Layers [start_layer, stop_layer) of a block, as slices of its heads."""
+  """Layers [start_layer, stop_layer) of a block, as slices of its heads.
+
+  Attributes:
+    total: checksum of the slices' bytes, where one is kept.
+  """
 
   start_layer: int
   stop_layer: int
   slices: HeadSlices
+  total: int | None = None
 
   @property
   def num_bytes(self) -> int:
@@ -56,7 +64,7 @@ class HostSegment:
     layers = (part.start_layer, part.stop_layer)
     with self._lock:
       for other in self._parts.get(replica_id, ()):
-        if _overlap(other, *layers):
+        if overlap((other.start_layer, other.stop_layer), layers):
           raise ValueError(f'{name}: {layers=} are there already')
       free_bytes = self.capacity_bytes - self._used_bytes
       if part.num_bytes > free_bytes:
@@ -77,25 +85,14 @@ class HostSegment:
     Raises:
       LookupError: some of these layers are not here.
     """
+    title = f'segment {self.name!r} replica {replica_id}'
     with self._lock:
-      parts = sorted(
-        (
-          part
-          for part in self._parts.get(replica_id, ())
-          if _overlap(part, start_layer, stop_layer)
-        ),
-        key=lambda part: part.start_layer,
-      )
-    at = start_layer
-    for part in parts:
-      if part.start_layer > at:
-        break
-      at = part.stop_layer
-    if at < stop_layer:
-      raise LookupError(
-        f'segment {self.name!r} replica {replica_id}: layer {at} is not here'
-      )
-    return tuple(parts)
+      parts = {
+        (part.start_layer, part.stop_layer): part
+        for part in self._parts.get(replica_id, ())
+      }
+    ranges = covering(parts, start_layer, stop_layer, title)
+    return tuple(parts[layers] for layers in ranges)
 
   def drop(self, replica_ids: Iterable[int]) -> None:
     """Forgets replicas; ignores those it does not have."""
@@ -105,5 +102,46 @@ class HostSegment:
           self._used_bytes -= part.num_bytes
 
 
-def _overlap(part: Part, start_layer: int, stop_layer: int) -> bool:
-  return part.start_layer < stop_layer and start_layer < part.stop_layer
+def with_checksum(part: Part) -> Part:
+  """The part with a checksum; one that it has already stays."""
+  if part.total is not None:
+    return part
+  return part._replace(total=checksum(map(raw_bytes, part.slices)))
+
+
+def verify(part: Part, title: str) -> None:
+  """Raises ChecksumError if it has a checksum that is not its bytes'."""
+  if part.total is None:
+    return
+  if checksum(map(raw_bytes, part.slices)) != part.total:
+    layers = (part.start_layer, part.stop_layer)
+    raise ChecksumError(f'{title}: {layers=} fail their checksum')
+
+
+def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+  """Whether two layer ranges [start, stop) share a layer."""
+  return a[0] < b[1] and b[0] < a[1]
+
+
+def covering(
+  ranges: Iterable[tuple[int, int]],
+  start_layer: int,
+  stop_layer: int,
+  title: str,
+) -> tuple[tuple[int, int], ...]:
+  """The ranges that hold [start_layer, stop_layer), lowest first.
+
+  Raises:
+    LookupError: some of these layers are in none; the message begins with
+      `title`.
+  """
+  wanted = (start_layer, stop_layer)
+  held = tuple(sorted(layers for layers in ranges if overlap(layers, wanted)))
+  at = start_layer
+  for start, stop in held:
+    if start > at:
+      break
+    at = stop
+  if at < stop_layer:
+    raise LookupError(f'{title}: layer {at} is not here')
+  return held

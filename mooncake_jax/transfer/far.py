@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A far segment: blocks outside this process's arrays, and its two links.
+
+Bytes on an SSD or in another store are copied out of arrays and into new
+ones, which takes a thread: one writes and deletes, one reads, so that a fetch
+never waits for write-back. What was read and has not yet moved on is bounded.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from mooncake_jax.backend import Replica
+from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.segment import Part
+from mooncake_jax.transfer.worker import LinkCount
+from mooncake_jax.transfer.worker import Worker
+
+Layers = tuple[int, int]
+URGENT = -(1 << 30)  # deletions, which make room
+
+
+class FarSegment(Protocol):
+  """Where the bytes are. A replica's key names them."""
+
+  name: str
+  capacity_bytes: int
+
+  @property
+  def used_bytes(self) -> int: ...
+
+  def store(self, replica: Replica, part: Part) -> None:
+    """Write link: writes a part that nobody can read before `keep`.
+
+    Raises:
+      ValueError: there is no room, it is there already, or is no such part.
+      OSError: the medium failed.
+    """
+    ...
+
+  def keep(self, replica: Replica, layers: Layers) -> None:
+    """Makes a stored part readable. Any thread, at once."""
+    ...
+
+  def forget(self, replica: Replica, layers: Layers) -> None:
+    """Gives up a stored part. Any thread, at once."""
+    ...
+
+  def ranges(
+    self, replica: Replica, start_layer: int, stop_layer: int
+  ) -> tuple[Layers, ...]:
+    """Layer ranges of the parts that hold the layers. Any thread, at once.
+
+    Raises:
+      LookupError: some of these layers are not here.
+    """
+    ...
+
+  def read(self, replica: Replica, layers: Layers) -> Part:
+    """Read link: a part, in memory that is nobody else's.
+
+    Raises:
+      LookupError: it is not here any more.
+      ChecksumError: it is not what was written; it is removed.
+    """
+    ...
+
+  def drop(self, replicas: Iterable[Replica]) -> None:
+    """Forgets replicas, ignoring unknown ones. Any thread, at once."""
+    ...
+
+  def sweep(self) -> None:
+    """Write link: deletes the bytes of what was forgotten."""
+    ...
+
+  def close(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+  """One part to be written or read.
+
+  Attributes:
+    begin: called first; False drops the job.
+    run: moves the bytes.
+    failed: called with what `run` raised.
+    left: called when the source is no longer needed, whatever came.
+  """
+
+  num_bytes: int
+  begin: Callable[[], bool]
+  run: Callable[[], None]
+  failed: Callable[[Exception], None]
+  left: Callable[[], None] = lambda: None
+
+
+class JobLink:
+  """Runs jobs on one thread, lower priority first."""
+
+  def __init__(self, name: str, on_crash: Callable[[str, BaseException], None]):
+    self._worker: Worker[Job] = Worker(name, self._serve, on_crash)
+
+  @property
+  def count(self) -> LinkCount:
+    return self._worker.count
+
+  def submit(self, job: Job, priority: int) -> None:
+    """Queues a job. Any thread may call."""
+    self._worker.submit(job, priority)
+
+  def close(self) -> None:
+    """Ends the thread after the job under way; drops the others."""
+    self._worker.close()
+
+  def _serve(self, jobs: list[Job]) -> None:
+    for job in jobs:
+      try:
+        if job.begin():
+          job.run()
+          self._worker.moved(job.num_bytes)
+      except Exception as error:
+        job.failed(error)
+      job.left()
+
+
+class FarTier:
+  """A far segment, its links, and the bytes read but not yet moved on."""
+
+  def __init__(
+    self,
+    segment: FarSegment,
+    on_crash: Callable[[str, BaseException], None],
+    in_flight_bytes: int,
+  ):
+    """Starts the threads."""
+    self.segment = segment
+    self.read_bytes = ByteBudget(in_flight_bytes)
+    self.write_link = JobLink(f'{segment.name}-write', on_crash)
+    self.read_link = JobLink(f'{segment.name}-read', on_crash)
+
+  def drop(self, replicas: Iterable[Replica]) -> None:
+    """Forgets replicas now and deletes their bytes ahead of later writes."""
+    self.segment.drop(replicas)
+    self.clean()
+
+  def clean(self) -> None:
+    """Has what was forgotten deleted soon."""
+    sweep, segment = self.segment.sweep, self.segment
+    job = Job(0, lambda: True, sweep, lambda error: _ignore(segment, error))
+    self.write_link.submit(job, URGENT)
+
+  def close(self) -> None:
+    """Ends the threads and lets go of the medium."""
+    self.read_bytes.close()
+    self.write_link.close()
+    self.read_link.close()
+    self.segment.close()
+
+
+def _ignore(segment: FarSegment, error: Exception) -> None:
+  """What can't be deleted now is tried again at the next write."""
