@@ -12,9 +12,9 @@ import pytest
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
-from mooncake_jax.transfer.book import OpRun
+from mooncake_jax.transfer.op_run import OpRun
 from mooncake_jax.transfer.book import TransferBook
-from mooncake_jax.transfer.book import TransferWork
+from mooncake_jax.transfer.op_run import TransferWork
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.heads import overlapping
 from mooncake_jax.transfer.links import Link
@@ -140,12 +140,17 @@ def test_runs_of_pages_cover_all_in_order(num_pages):
   assert all(run.stop - run.start in (1, 2, 8) for run in runs)
 
 
+def entered(work: TransferWork, ops: list[TransferOp]) -> TransferWork:
+  work.runs = tuple(OpRun(op, work) for op in ops)
+  return work
+
+
 def test_no_op_ends_twice_however_its_ends_race():
   ended, started = [], []
   book = TransferBook(lambda: 0.0, started.append, ended.append)
   work = TransferWork(0, 0, 1.0)
   op = TransferOp(DevicePages('a', (1,)), Replica('a', 1), 0, 3, 1)
-  book.add(work, [op] * 1)
+  book.add(entered(work, [op]))
   [run] = started
   assert isinstance(run, OpRun) and book.begin(run)
   run.num_pieces = 1
@@ -198,10 +203,12 @@ def test_ops_start_after_the_writers_before_them_and_end_once(works, data):
   started: list[OpRun] = []
   ended: list[TransferWork] = []
   book = TransferBook(lambda: 0.0, started.append, ended.append)
-  entered = [TransferWork(i, 0, 1.0) for i in range(len(works))]
-  for work, ops in zip(entered, works):
-    book.add(work, ops)
-  runs = [run for work in entered for run in work.runs]
+  all_works = [
+    entered(TransferWork(i, 0, 1.0), ops) for i, ops in enumerate(works)
+  ]
+  for work in all_works:
+    book.add(work)
+  runs = [run for work in all_works for run in work.runs]
   while any(run.is_live for run in runs):
     live = [run for run in started if run.is_live]
     assert live, 'ops wait for each other'

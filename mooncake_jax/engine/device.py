@@ -10,9 +10,9 @@ for whom among transfers stands in `transfer/book.py`, the ways they take in
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from functools import partial
 import itertools
 import time
-from typing import Any
 
 import jax
 
@@ -23,38 +23,29 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.engine import programs
 from mooncake_jax.engine.assign import assign_devices
 from mooncake_jax.engine.decode_run import DecodeTask
 from mooncake_jax.engine.inbox import earliest
 from mooncake_jax.engine.inbox import Inbox
 from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.instance import ParamsSource
+from mooncake_jax.engine.memory import check_layout
+from mooncake_jax.engine.memory import counts
+from mooncake_jax.engine.memory import regions
 from mooncake_jax.engine.routes import Routes
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.spec import LEAST_STAGING_BYTES
 from mooncake_jax.engine.tasks import PrefillTask
-from mooncake_jax.model.decode import decode_step
-from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
-from mooncake_jax.transfer.book import TransferBook
-from mooncake_jax.transfer.book import TransferWork
+from mooncake_jax.transfer.engine import BatchId
+from mooncake_jax.transfer.engine import TransferEngine
 from mooncake_jax.transfer.far import FarSegment
 from mooncake_jax.transfer.far import FarTier
-from mooncake_jax.transfer.heads import join_heads
-from mooncake_jax.transfer.page_copies import copy_in
-from mooncake_jax.transfer.page_copies import copy_out
 
 # Pages are copied so many at once, singly, or a block at a time.
 LARGEST_COPY_PAGES = 8
-# Everything that is compiled for serving.
-PROGRAMS: tuple[Any, ...] = (
-  prefill_chunk,
-  decode_step,
-  copy_out,
-  copy_in,
-  join_heads,
-)
 
 
 class DeviceBackend:
@@ -84,7 +75,7 @@ class DeviceBackend:
         not this model's.
     """
     self.layout = layout
-    _check_layout(config, layout, kv_dtype)
+    check_layout(config, layout, kv_dtype)
     self._clock = clock
     self._start_s = clock()
     self._inbox = Inbox()
@@ -118,8 +109,12 @@ class DeviceBackend:
     routes = Routes(
       self.instances, self.tiers, self.copy_sizes, layout.token_layer_bytes
     )
-    self._book = TransferBook(self.now_s, routes.start, self._transfer_ended)
-    routes.book = self._book
+    self.transfers = TransferEngine(
+      self.now_s, routes.start, partial(counts, self.instances, self.tiers)
+    )
+    routes.book = self._book = self.transfers.book
+    for region in regions(self.instances, self._stores):
+      self.transfers.register(region)
 
   def __enter__(self) -> 'DeviceBackend':
     return self
@@ -163,10 +158,12 @@ class DeviceBackend:
     self, ops: tuple[TransferOp, ...], priority: int, deadline_s: float
   ) -> WorkId:
     """See `Backend`."""
-    work = TransferWork(self._open(), priority, deadline_s)
-    self._cancel[work.work_id] = lambda: self._book.cancel(work.work_id)
-    self._book.add(work, ops)
-    return work.work_id
+    work_id = self._open()
+    ended = partial(self._transfer_ended, work_id)
+    batch = self.transfers.allocate_batch(len(ops), ended)
+    self._cancel[work_id] = partial(self.transfers.cancel, batch)
+    self.transfers.submit(batch, ops, priority, deadline_s)
+    return work_id
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:
     """See `Backend`; ops that are writing them end as 'failed'."""
@@ -220,7 +217,7 @@ class DeviceBackend:
 
   def compiled_programs(self) -> int:
     """Programs this process has compiled; after `warmup` it stays the same."""
-    return sum(program._cache_size() for program in PROGRAMS)
+    return programs.count()
 
   def _open(self) -> WorkId:
     work_id = next(self._ids)
@@ -243,31 +240,7 @@ class DeviceBackend:
       return not self._inbox.has_open
     return self.now_s() >= until_s
 
-  def _transfer_ended(self, work: TransferWork) -> None:
-    now_s = self.now_s()
-    bad = next((run for run in work.runs if run.status != 'completed'), None)
-    self._inbox.post(
-      Completion(
-        work.work_id,
-        'completed' if bad is None else bad.status or 'failed',
-        now_s if work.started_s is None else work.started_s,
-        now_s,
-        '' if bad is None else f'{bad.op}: {bad.error}',
-        op_status=tuple(run.status or 'failed' for run in work.runs),
-      )
-    )
-
-
-def _check_layout(
-  config: ModelConfig, layout: KVLayout, kv_dtype: jax.typing.DTypeLike
-) -> None:
-  itemsize = jax.numpy.dtype(kv_dtype).itemsize
-  expected = 2 * config.num_kv_heads * config.head_dim * itemsize
-  if (layout.token_layer_bytes, layout.num_layers) != (
-    expected,
-    config.num_layers,
-  ):
-    raise ValueError(
-      f"{layout=} is not this model's: token_layer_bytes={expected} in "
-      f'{kv_dtype=}, num_layers={config.num_layers}'
-    )
+  def _transfer_ended(self, work_id: WorkId, batch: BatchId) -> None:
+    """On whatever thread ended the last op."""
+    self._inbox.post(self.transfers.completion(work_id, batch))
+    self.transfers.free_batch(batch)

@@ -6,12 +6,12 @@ from functools import partial
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.engine.inbox import describe
-from mooncake_jax.transfer.book import OpRun
 from mooncake_jax.transfer.book import TransferBook
 from mooncake_jax.transfer.checksum import ChecksumError
 from mooncake_jax.transfer.far import FarTier
 from mooncake_jax.transfer.far import Job
 from mooncake_jax.transfer.far import Layers
+from mooncake_jax.transfer.op_run import OpRun
 from mooncake_jax.transfer.segment import Part
 
 Send = Callable[[OpRun, Part, slice, Callable[[], None]], None]

@@ -26,12 +26,12 @@ from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.tasks import GatherTask
 from mooncake_jax.engine.tasks import ScatterTask
-from mooncake_jax.transfer.book import OpRun
 from mooncake_jax.transfer.book import TransferBook
 from mooncake_jax.transfer.checksum import ChecksumError
 from mooncake_jax.transfer.far import FarTier
 from mooncake_jax.transfer.heads import split_heads
 from mooncake_jax.transfer.links import Move
+from mooncake_jax.transfer.op_run import OpRun
 from mooncake_jax.transfer.page_copies import split_pages
 from mooncake_jax.transfer.segment import Part
 from mooncake_jax.transfer.segment import verify

@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
 import threading
 
 from mooncake_jax.backend import DevicePages
@@ -20,52 +18,8 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
-
-
-@dataclass(eq=False)
-class TransferWork:
-  """Ops submitted together.
-
-  Attributes:
-    started_s: when the first bytes moved; None before.
-  """
-
-  work_id: WorkId
-  priority: int
-  deadline_s: float
-  runs: tuple['OpRun', ...] = ()
-  started_s: float | None = None
-  num_live: int = 0
-
-
-@dataclass(eq=False)
-class OpRun:
-  """One op on its way.
-
-  Attributes:
-    num_pieces: pieces still to arrive; set when it starts.
-    moved_bytes: of the pieces that have arrived.
-    num_waits: earlier ops that must end first.
-    is_started: it was handed on to be moved.
-    is_moving: its bytes are read, so it can't be cancelled.
-    dependents: later ops that wait for this one, and whether they read what
-      it writes (so fail with it).
-  """
-
-  op: TransferOp
-  work: TransferWork
-  status: Status | None = None
-  error: str = ''
-  num_pieces: int = 0
-  moved_bytes: int = 0
-  num_waits: int = 0
-  is_started: bool = False
-  is_moving: bool = False
-  dependents: list[tuple['OpRun', bool]] = field(default_factory=list)
-
-  @property
-  def is_live(self) -> bool:
-    return self.status is None
+from mooncake_jax.transfer.op_run import OpRun
+from mooncake_jax.transfer.op_run import TransferWork
 
 
 class TransferBook:
@@ -91,10 +45,9 @@ class TransferBook:
     self._works: dict[WorkId, TransferWork] = {}
     self._writers: dict[object, list[OpRun]] = defaultdict(list)
 
-  def add(self, work: TransferWork, ops: Iterable[TransferOp]) -> None:
+  def add(self, work: TransferWork) -> None:
     """Enters a work and starts those of its ops that wait for nothing."""
     with self._lock:
-      work.runs = tuple(OpRun(op, work) for op in ops)
       work.num_live = len(work.runs)
       for run in work.runs:
         self._enter(run)
@@ -227,7 +180,7 @@ class TransferBook:
   ) -> None:
     if not run.is_live:
       return
-    run.status, run.error = status, error
+    run.error, run.status = error, status
     for place in _places(run.op.dst):
       self._writers[place].remove(run)
       if not self._writers[place]:

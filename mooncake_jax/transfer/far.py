@@ -99,6 +99,7 @@ class JobLink:
   """Runs jobs on one thread, lower priority first."""
 
   def __init__(self, name: str, on_crash: Callable[[str, BaseException], None]):
+    self.name = name
     self._worker: Worker[Job] = Worker(name, self._serve, on_crash)
 
   @property

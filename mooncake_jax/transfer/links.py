@@ -70,6 +70,7 @@ class Link:
         back. None is no limit.
     """
     self._budget = budget
+    self.name = name
     self._worker: Worker[Move] = Worker(name, self._move, on_crash, _joins)
 
   @property

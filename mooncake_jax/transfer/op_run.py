@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops under way and the work they were submitted as.
+
+The book (`book.py`) changes them, under its lock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Literal
+
+from mooncake_jax.backend import Status
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.backend import WorkId
+
+State = Literal[
+  'WAITING', 'PENDING', 'COMPLETED', 'FAILED', 'TIMEOUT', 'CANCELED'
+]
+STATES: Mapping[Status, State] = {
+  'completed': 'COMPLETED',
+  'failed': 'FAILED',
+  'timeout': 'TIMEOUT',
+  'cancelled': 'CANCELED',
+}
+
+
+@dataclass(frozen=True)
+class OpStatus:
+  """How one op stands.
+
+  Attributes:
+    state: WAITING before its bytes are read, PENDING until it has ended.
+    moved_bytes: readable at the destination by now.
+    error: why, where it ended otherwise than COMPLETED.
+  """
+
+  state: State
+  moved_bytes: int = 0
+  error: str = ''
+
+  @property
+  def is_pending(self) -> bool:
+    return self.state in ('WAITING', 'PENDING')
+
+
+@dataclass(eq=False)
+class TransferWork:
+  """Ops submitted together.
+
+  Attributes:
+    started_s: when the first bytes moved; None before.
+  """
+
+  work_id: WorkId
+  priority: int
+  deadline_s: float
+  runs: tuple['OpRun', ...] = ()
+  started_s: float | None = None
+  num_live: int = 0
+
+
+@dataclass(eq=False)
+class OpRun:
+  """One op on its way.
+
+  Attributes:
+    num_pieces: pieces still to arrive; set when it starts.
+    moved_bytes: of the pieces that have arrived.
+    num_waits: earlier ops that must end first.
+    is_started: it was handed on to be moved.
+    is_moving: its bytes are read, so it can't be cancelled.
+    dependents: later ops that wait for this one, and whether they read what
+      it writes (so fail with it).
+  """
+
+  op: TransferOp
+  work: TransferWork
+  status: Status | None = None
+  error: str = ''
+  num_pieces: int = 0
+  moved_bytes: int = 0
+  num_waits: int = 0
+  is_started: bool = False
+  is_moving: bool = False
+  dependents: list[tuple['OpRun', bool]] = field(default_factory=list)
+
+  @property
+  def is_live(self) -> bool:
+    return self.status is None
+
+  def snapshot(self) -> OpStatus:
+    """How the op stands now. Any thread."""
+    status, moved_bytes = self.status, self.moved_bytes
+    if status is not None:
+      return OpStatus(STATES[status], moved_bytes, self.error)
+    return OpStatus('PENDING' if self.is_moving else 'WAITING', moved_bytes)
