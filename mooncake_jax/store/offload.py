@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offload: what goes from a segment to its lower tier, ahead of eviction.
+
+In a segment with no lower tier a put evicts what it needs, at once. In one
+that has a lower tier, nothing that only this segment has is ever evicted by a
+put: `victims` names what would go next, the client copies it down and says so
+by copy_end, and from then on the copy is spare: still there and read, but a
+put may evict it at once. Since the block stays readable here until its copy
+below is, there is no moment in which it is nowhere. The client calls `victims`
+after every put, so that spare and free bytes stay above what lies beyond the
+high watermark plus one batch; a put that comes too fast for that gets no
+replica (refusal 'offload') and is simply not stored.
+
+An offload that failed, or that finds no room below, condemns the copy: it may
+go without, so a broken disk costs hits and stops nothing.
+"""
+
+from mooncake_jax.store.objects import CONDEMNED
+from mooncake_jax.store.objects import Copy
+from mooncake_jax.store.objects import LEAVING
+from mooncake_jax.store.objects import Segment
+from mooncake_jax.store.objects import SPARE
+from mooncake_jax.store.outcomes import CopyTask
+from mooncake_jax.store.outcomes import Evicted
+from mooncake_jax.store.outcomes import Victims
+from mooncake_jax.store.room import held_until_s
+from mooncake_jax.store.room import Room
+
+_MAX_HELD = 1000
+
+
+class Offload(Room):
+  """The Master's offloads."""
+
+  def victims(
+    self, segment: str, now_s: float, max_blocks: int | None = None
+  ) -> Victims:
+    """Starts offloads of what goes next, as many as are due.
+
+    Nothing for a segment without a lower tier. Leased blocks are left for
+    later; it gives up behind 1000 of them.
+    """
+    self._counts.calls['victims'] += 1
+    space = self._segment(segment)
+    tasks: list[CopyTask] = []
+    evicted: list[Evicted] = []
+    aside: list[Copy] = []
+    while (
+      self._due_bytes(space) > 0
+      and len(tasks) != max_blocks
+      and len(aside) < _MAX_HELD
+    ):
+      copy = space.unsaved.pop()
+      if copy is None:
+        break
+      block = copy.block
+      assert block is not None
+      busy = copy.state == LEAVING or block.is_open()
+      if busy or held_until_s(block) >= now_s:
+        aside.append(copy)
+        continue
+      space.queue.add(copy)
+      space.stuck_until_s = -1.0
+      if block.num_readable() > 1:
+        self._mark(copy, SPARE)
+      else:
+        task = self._offload(copy, now_s, evicted)
+        tasks += [task] if task is not None else []
+    for copy in aside:
+      space.unsaved.add(copy)
+    return Victims(tuple(tasks), tuple(evicted))
+
+  def _due_bytes(self, segment: Segment) -> int:
+    """Bytes short of the reserve that puts can take at once."""
+    if segment.lower is None:
+      return 0
+    share = 1 - self.high_watermark + self.eviction_ratio
+    reserve = int(segment.capacity_bytes * share)
+    ready = segment.capacity_bytes - segment.used_bytes
+    return reserve - ready - segment.spare_bytes - segment.offloading_bytes
+
+  def _offload(
+    self, copy: Copy, now_s: float, evicted: list[Evicted]
+  ) -> CopyTask | None:
+    """Opens a copy below, or condemns this one if none can be had."""
+    lower = copy.segment.lower
+    assert lower is not None
+    evicted += self._make_room(
+      lower, copy.size_bytes, copy.size_bytes, now_s, ()
+    )
+    if lower.used_bytes + copy.size_bytes > lower.capacity_bytes:
+      self._mark(copy, CONDEMNED)
+      self._counts.condemned += 1
+      return None
+    target = self._open_copy(copy, lower, now_s)
+    task = CopyTask('offload', copy.replica, target.replica, copy.size_bytes)
+    self._tasks[target] = task
+    copy.segment.offloading_bytes += copy.size_bytes
+    return task
+
+  def _open_copy(self, source: Copy, there: Segment, now_s: float) -> Copy:
+    """Opens a copy of `source` as old as it, unused and charged to nobody."""
+    target = self._allocate(
+      source.replica.key,
+      source.size_bytes,
+      there,
+      source.stamp,
+      source.position,
+      None,
+      now_s,
+    )
+    target.uses = 0
+    return target
