@@ -44,7 +44,7 @@ class Placing(Offload):
     room = self._num_fitting(space, len(new), size_bytes, tenant)
     stop, refusal = last, ''
     if len(new) > room:
-      stop, refusal = new[room], self._why(space, size_bytes)
+      stop, refusal = new[room], self._why(space, room, size_bytes)
       new = new[:room]
     stamp = self._stamp + last - first
     self._stamp = stamp
@@ -146,8 +146,9 @@ class Placing(Offload):
     left = max(0, limit - self._quotas.used.get(tenant, 0))
     return min(num_blocks, left // size_bytes)
 
-  def _why(self, space: Segment, size_bytes: int) -> Refusal:
-    if space.free_bytes >= size_bytes:
+  def _why(self, space: Segment, room: int, size_bytes: int) -> Refusal:
+    """Why no more than `room` blocks find a place."""
+    if space.free_bytes // size_bytes > room:
       return 'quota'
     waiting = space.offloading_bytes or len(space.unsaved)
     return 'offload' if waiting else 'room'

@@ -53,7 +53,7 @@ class Tasks(Puts):
     size = source.size_bytes
     evicted = self._make_room(there, size, size, now_s, (key,))
     if there.free_bytes < size:
-      return CopyStart(evicted=evicted, refusal=self._why(there, size))
+      return CopyStart(evicted=evicted, refusal=self._why(there, 0, size))
     target = self._open_copy(source, there, now_s)
     if move:
       target.tenant = source.tenant

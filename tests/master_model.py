@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Master should hold, kept naively: one flat dict of replicas.
+
+It knows nothing of heaps, links or byte counters; it is told of each call and
+its answer, and says whether the answer was allowed.
+"""
+
+from dataclasses import dataclass
+from dataclasses import field
+
+from mooncake_jax.backend import Replica
+from mooncake_jax.store.objects import MEDIA
+
+
+@dataclass
+class Held:
+  """A replica: open since a time, or readable, or leaving at a time."""
+
+  size: int
+  since: float
+  tenant: str | None = None
+  open: bool = True
+  leaves: float | None = None
+  condemned: bool = False
+
+  @property
+  def readable(self) -> bool:
+    return not self.open and self.leaves is None
+
+
+@dataclass
+class Model:
+  lease_s: float
+  timeout_s: float
+  places: dict = field(
+    default_factory=dict
+  )  # name -> (capacity, medium, lower)
+  live: dict[Replica, Held] = field(default_factory=dict)
+  leases: dict[bytes, float] = field(default_factory=dict)
+  pins: dict[bytes, float] = field(default_factory=dict)
+  quotas: dict[str, int] = field(default_factory=dict)
+  draining: set[str] = field(default_factory=set)
+  tasks: dict[Replica, object] = field(default_factory=dict)  # by destination
+  now: float = 0.0
+
+  def of(self, key: bytes) -> list[Replica]:
+    return [r for r in self.live if r.key == key]
+
+  def readable(self, key: bytes) -> set[Replica]:
+    return {r for r in self.of(key) if self.live[r].readable}
+
+  def here(self, key: bytes, place: str) -> Replica | None:
+    return next((r for r in self.of(key) if r.segment == place), None)
+
+  def used(self, place: str) -> int:
+    return sum(h.size for r, h in self.live.items() if r.segment == place)
+
+  def charged(self, tenant: str) -> int:
+    return sum(h.size for h in self.live.values() if h.tenant == tenant)
+
+  def leased(self, key: bytes) -> bool:
+    return self.leases.get(key, -1.0) >= self.now
+
+  def being_written(self, key: bytes) -> bool:
+    return any(self.live[r].open for r in self.of(key))
+
+  def may_go(self, replica: Replica) -> bool:
+    """Whether a put may evict it, soft pins apart."""
+    held, key = self.live[replica], replica.key
+    lower = self.places[replica.segment][2]
+    return (
+      held.readable
+      and not self.leased(key)
+      and not self.being_written(key)
+      and self.pins.get(key, -1.0) != float('inf')
+      and (lower is None or held.condemned or len(self.readable(key)) > 1)
+    )
+
+  def soft(self, key: bytes) -> bool:
+    return self.pins.get(key, -1.0) >= self.now
+
+  def evict(self, evicted, place: str, keep) -> None:
+    """Replicas that went from `place` for a put; some were open too long."""
+    went_soft = False
+    for key, replica in evicted:
+      assert replica.key == key and replica.segment == place
+      if self.live[replica].open:
+        assert self.now - self.live[replica].since > self.timeout_s
+        self.end(replica)
+        continue
+      assert self.may_go(replica), (replica, self.now)
+      assert key not in keep
+      went_soft |= self.soft(key)
+      self.end(replica)
+    if went_soft:
+      left = [r for r in self.live if r.segment == place and self.may_go(r)]
+      assert all(self.soft(r.key) or r.key in keep for r in left), left
+
+  def end(self, replica: Replica) -> None:
+    del self.live[replica]
+    task = self.tasks.pop(replica, None)
+    if task is not None and task.kind == 'offload' and task.src in self.live:
+      self.live[task.src].condemned = True
+
+  def open(self, replica, size, tenant) -> None:
+    assert self.here(replica.key, replica.segment) is None
+    assert replica not in self.live and replica.segment not in self.draining
+    self.live[replica] = Held(size, self.now, tenant)
+    assert self.used(replica.segment) <= self.places[replica.segment][0]
+
+  def best(self, key: bytes, own: str, far: bool) -> set[tuple[int, int]]:
+    """(medium, distance) of the readable replicas, the best alone."""
+
+    def rank(replica: Replica) -> tuple[int, int]:
+      medium = MEDIA.index(self.places[replica.segment][1])
+      near = replica.segment.split('/')[0] == own
+      return medium, 0 if replica.segment == own else 1 if near else 2
+
+    ranks = {rank(r) for r in self.readable(key)}
+    return {min((r for r in ranks if far or r[1] < 2), default=(9, 9))}
