@@ -179,6 +179,15 @@ class Backend(Protocol):
     """Forgets the replicas' bytes; an op that reads one later fails."""
     ...
 
+  def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
+    """Blocks (key, bytes) an earlier process left whole in a segment.
+
+    Each may be read through the first replica of its key that names the
+    segment. Called before any work; empty for media that do not outlive a
+    process.
+    """
+    ...
+
   def cancel(self, work_id: WorkId) -> None:
     """Ends the work as soon as it can; its completion still comes.
 

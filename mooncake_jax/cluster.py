@@ -12,9 +12,9 @@ import heapq
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Completion
-from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import RowTokens
+from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
@@ -27,7 +27,6 @@ from mooncake_jax.events import RequestEvent
 from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.decode import Recheck
 from mooncake_jax.instance.prefill import PrefillInstance
-from mooncake_jax.instance.run import count_uses
 from mooncake_jax.instance.run import Drop
 from mooncake_jax.instance.run import failed
 from mooncake_jax.instance.run import Run
@@ -35,16 +34,21 @@ from mooncake_jax.instance.run import RunKey
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Work
+from mooncake_jax.instance.storing import dropped
+from mooncake_jax.instance.storing import InstanceStore
+from mooncake_jax.instance.storing import stored
+from mooncake_jax.instance.works import Works
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.request import TokenSegment
 from mooncake_jax.store.client import StoreClient
-from mooncake_jax.store.master import Master
+from mooncake_jax.store.setup import adopt
+from mooncake_jax.store.setup import lose
+from mooncake_jax.store.setup import make_master
 
-# A fetch holds back a prefill, a handoff a decode, a put nobody.
-PRIORITY = {'fetch': 0, 'handoff': 1, 'put': 2}
+REAP_EVERY_S = 1.0
 
 
 class Cluster:
@@ -69,13 +73,17 @@ class Cluster:
     self.backend = backend
     self.layout = spec.layout(model)
     self.max_tokens = spec.max_request_tokens(model)
-    self.master = Master(spec.lease_s)
-    store = StoreClient(self.master, self.layout) if spec.reuse else None
+    self.master = make_master(spec)
+    client = StoreClient(self.master, self.layout)
     self.prefill: dict[str, PrefillInstance] = {}
     for name in spec.prefill_names:
-      self.master.mount(name, spec.host_bytes)
+      store = InstanceStore(name, client, spec.promote_hits)
       self.prefill[name] = PrefillInstance(
-        name, self.layout, spec.prefill_pages, spec.chunk_tokens, store
+        name,
+        self.layout,
+        spec.prefill_pages,
+        spec.chunk_tokens,
+        store if spec.reuse else None,
       )
     self.decode = {
       name: DecodeInstance(
@@ -89,9 +97,10 @@ class Cluster:
       for name in spec.decode_names
     }
     self._runs: dict[RunKey, Run] = {}
-    self._works: dict[int, Work] = {}
+    self._works = Works(spec, backend)
     self._deadlines: list[tuple[float, RunKey]] = []
-    self._events: list[Event] = []
+    self._reaped_s = 0.0
+    self._events: list[Event] = self._adopt()
     self._held_back: dict[str, set[str]] = {}
 
   # Requests in and out.
@@ -135,9 +144,15 @@ class Cluster:
           [Cancelled(self.backend.now_s(), *key, run.placement.prefill)]
         )
 
-  def inventory(self, instance: str) -> tuple[BlockKey, ...]:
-    """Keys that the instance's segment can serve."""
-    return self.master.inventory(instance)
+  def inventory(self, segment: str) -> tuple[BlockKey, ...]:
+    """Keys that the segment can serve."""
+    return self.master.inventory(segment)
+
+  def lose_segment(self, segment: str) -> None:
+    """All bytes of a segment are lost; it goes on empty. Reads of them fail."""
+    self._apply(
+      dropped(lose(self.master, self.spec, segment), self.backend.now_s())
+    )
 
   @property
   def idle(self) -> bool:
@@ -156,6 +171,7 @@ class Cluster:
     for completion in self.backend.wait(until_s):
       self._complete(completion)
     self._expire(self.backend.now_s())
+    self._reap(self.backend.now_s())
     events, self._events = self._events, []
     return events
 
@@ -174,10 +190,9 @@ class Cluster:
     for effect in effects:
       match effect:
         case Start(work):
-          self._start(work)
+          self._works.start(work)
         case Stop(work):
-          if work.work_id is not None:
-            self.backend.cancel(work.work_id)
+          self._works.stop(work)
         case Drop(replicas):
           self.backend.drop(replicas)
         case _:
@@ -185,34 +200,15 @@ class Cluster:
           if isinstance(effect, (Finished, Failed, Cancelled, RejectedLate)):
             self._end(effect)
 
-  def _start(self, work: Work) -> None:
-    payload = work.payload
-    count_uses(work, 1)
-    if isinstance(payload, PrefillChunk):
-      work.work_id = self.backend.prefill(work.instance, payload)
-    elif isinstance(payload, DecodeBatch):
-      work.work_id = self.backend.decode(
-        work.instance, payload, self.spec.max_decode_steps
-      )
-    else:
-      deadline_s = self.backend.now_s() + self.spec.transfer_timeout_s
-      work.work_id = self.backend.transfer(
-        payload, PRIORITY[work.step], deadline_s
-      )
-    self._works[work.work_id] = work
-
   def _complete(self, completion: Completion) -> None:
-    work = self._works.get(completion.work_id)
-    assert work is not None, completion
-    if completion.done:
-      del self._works[completion.work_id]
-      count_uses(work, -1)
+    work = self._works.completed(completion)
     handler = {
       'fetch': self._on_fetch,
       'chunk': self._on_chunk,
       'put': self._on_put,
       'handoff': self._on_handoff,
       'decode': self._on_decode,
+      'offload': self._on_offload,
     }[work.step]
     handler(work, completion)
     if work.run is not None:
@@ -224,9 +220,17 @@ class Cluster:
     )
 
   def _on_put(self, work: Work, completion: Completion) -> None:
-    self._apply(
-      self.prefill[work.instance].on_put(work, completion, completion.time_s)
-    )
+    store = self._store_of(work)
+    self._apply(store.on_put(work, completion, completion.time_s))
+
+  def _on_offload(self, work: Work, completion: Completion) -> None:
+    store = self._store_of(work)
+    self._apply(store.on_offload(work, completion, completion.time_s))
+
+  def _store_of(self, work: Work) -> InstanceStore:
+    store = self.prefill[work.instance].store
+    assert store is not None, work
+    return store
 
   def _on_chunk(self, work: Work, completion: Completion) -> None:
     run, chunk = work.run, work.payload
@@ -251,7 +255,8 @@ class Cluster:
           *run.key,
           run.placement.prefill,
           start_s,
-          run.computed_tokens - run.loaded_tokens,
+          run.computed_tokens
+          - run.loaded_blocks * self.layout.block_size_tokens,
           run.prefill_s,
         )
       ]
@@ -317,15 +322,10 @@ class Cluster:
     assert not run.ended, run.key
     run.state = 'ended'
     if not isinstance(event, Finished):
-      self._stop_works(run)
+      self._works.stop_all_of(run)
     self._apply(self.prefill[run.placement.prefill].leave(run))
     self._apply(self.decode[run.placement.decode].leave(run))
     self._release(run)
-
-  def _stop_works(self, run: Run) -> None:
-    for work in self._works.values():
-      if work.run is run and work.work_id is not None:
-        self.backend.cancel(work.work_id)
 
   def _release(self, run: Run) -> None:
     """Frees pages that nothing uses and lets in who waited for them."""
@@ -372,3 +372,22 @@ class Cluster:
           f'deadline while {run.state}: '
           f'request_timeout_s={self.spec.request_timeout_s}',
         )
+
+  def _adopt(self) -> list[Event]:
+    """Takes over what earlier processes left on the SSDs."""
+    if not self.spec.ssd_bytes:
+      return []
+    block_bytes, now_s = self.layout.block_bytes, self.backend.now_s()
+    return [
+      event
+      for name in self.spec.prefill_names
+      for event in stored(
+        adopt(self.master, self.backend, ssd_segment(name), block_bytes), now_s
+      )
+    ]
+
+  def _reap(self, now_s: float) -> None:
+    """Ends what time alone ends in the store, about once a second."""
+    if now_s - self._reaped_s >= REAP_EVERY_S:
+      self._reaped_s = now_s
+      self._apply(dropped(self.master.reap(now_s), now_s))

@@ -25,6 +25,13 @@ class ClusterSpec:
     max_decode_steps: steps of one decode work; a new request waits for one
       step, not for all, whatever this is.
     host_bytes: pinned host memory of a prefill instance's segment.
+    ssd_bytes: capacity of a prefill instance's SSD segment; 0 is none.
+    ssd_url: where its blocks lie on devices, as a tensorstore key-value
+      store: 'file:///scratch/kv' gets a folder an instance. Blocks that an
+      earlier run left there are hit again.
+    promote_hits: a block on the SSD goes back to host memory at this hit.
+    eviction: which block goes first: 'lru', 'lfu', 'length_aware', ...
+    high_watermark: share of a segment above which puts evict.
     kv_dtype_bytes: bytes of one KVCache element.
     reuse: False puts nothing and reads nothing.
     lease_s: how long a block is kept for a reader.
@@ -45,6 +52,11 @@ class ClusterSpec:
   max_batch: int = 8
   max_decode_steps: int = 32
   host_bytes: int = 1 << 30
+  ssd_bytes: int = 0
+  ssd_url: str | None = None
+  promote_hits: int = 2
+  eviction: str = 'lru'
+  high_watermark: float = 0.95
   kv_dtype_bytes: int = 4
   reuse: bool = True
   lease_s: float = 10.0
@@ -65,6 +77,7 @@ class ClusterSpec:
       'max_batch',
       'max_decode_steps',
       'kv_dtype_bytes',
+      'promote_hits',
     ):
       if getattr(self, name) < 1:
         raise ValueError(
@@ -75,8 +88,11 @@ class ClusterSpec:
         raise ValueError(
           f'ClusterSpec.{name}={getattr(self, name)!r} must be > 0 seconds'
         )
-    if self.host_bytes < 0:
-      raise ValueError(f'ClusterSpec.host_bytes={self.host_bytes} must be >= 0')
+    for name in ('host_bytes', 'ssd_bytes'):
+      if getattr(self, name) < 0:
+        raise ValueError(
+          f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 0'
+        )
     if self.block_size_tokens % self.page_tokens:
       raise ValueError(
         f'ClusterSpec.block_size_tokens={self.block_size_tokens} must be a '

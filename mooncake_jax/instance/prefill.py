@@ -12,25 +12,25 @@ served; a remote prefix goes straight to device pages and is put to the local
 segment from there (Algorithm 1's replication).
 """
 
+from collections import Counter
 from collections import deque
 from collections.abc import Callable
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.pool import PagePool
-from mooncake_jax.events import BlocksEvicted
-from mooncake_jax.events import BlocksStored
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.events import PrefixFetched
-from mooncake_jax.instance.run import Drop
 from mooncake_jax.instance.run import Effects
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Work
-from mooncake_jax.request import BlockKey
-from mooncake_jax.store.client import StoreClient
+from mooncake_jax.instance.storing import InstanceStore
 
 # Chunks handed to the backend. With a second one behind it, what a chunk
 # computed could leave the device only when that had ended too.
@@ -46,7 +46,7 @@ class PrefillInstance:
     layout: KVLayout,
     num_pages: int,
     chunk_tokens: int,
-    store: StoreClient | None,
+    store: InstanceStore | None,
   ):
     """Makes an idle instance.
 
@@ -68,7 +68,8 @@ class PrefillInstance:
 
   def enqueue(self, run: Run, now_s: float) -> None:
     """Queues a run and takes the leases on its prefix."""
-    self._hold_prefix(run, now_s)
+    if self.store is not None:
+      self.store.lease(run, now_s)
     self.queue.append(run)
 
   def start_next(self, reserve: Callable[[Run], bool], now_s: float) -> Effects:
@@ -95,8 +96,10 @@ class PrefillInstance:
     """The prefix arrived, or a leading part of it, or nothing."""
     run = work.run
     assert run is not None and self.store is not None
-    arrived = self.store.arrived(work.held, completion, now_s)
-    return self._begin(run, arrived, now_s)
+    is_whole, effects = self.store.on_fetch(work, completion, now_s)
+    if run.ended:
+      return effects
+    return effects + self._fetch(run, now_s, again=not is_whole)
 
   def on_chunk(
     self, work: Work, completion: Completion, now_s: float
@@ -113,19 +116,6 @@ class PrefillInstance:
       run.computed_tokens = chunk.stop
       effects += self._hand_over(run) + self._store(run, now_s)
     return effects + self._dispatch()
-
-  def on_put(self, work: Work, completion: Completion, now_s: float) -> Effects:
-    """Blocks were written: publish them, or give them up."""
-    assert self.store is not None
-    published, revoked = self.store.put_done(work.held, completion)
-    effects: Effects = []
-    if published:
-      effects.append(
-        BlocksStored(now_s, self.name, tuple(block.key for block in published))
-      )
-    if revoked:
-      effects.append(Drop(tuple(block.replica for block in revoked)))
-    return effects
 
   def leave(self, run: Run) -> Effects:
     """Takes an ended run out; its pages go when no work uses them."""
@@ -148,49 +138,29 @@ class PrefillInstance:
     self.pool.check()
     assert 0 <= self._num_chunks <= MAX_CHUNKS
 
-  def _keys(self, run: Run) -> tuple[BlockKey, ...]:
-    """Keys of the prompt's blocks that may be reused."""
-    reusable = self.layout.reusable_blocks(run.request.num_prompt_tokens)
-    return run.request.block_keys[:reusable]
-
-  def _hold_prefix(self, run: Run, now_s: float) -> None:
-    if self.store is not None:
-      run.prefix = self.store.hold_prefix(
-        self._keys(run),
-        self.name,
-        run.placement.fetch_blocks,
-        run.placement.fetch_from,
-        now_s,
-      )
-
-  def _fetch(self, run: Run, now_s: float) -> Effects:
-    """Renews the leases and starts the reads, or begins without prefix."""
-    self._hold_prefix(run, now_s)
-    if not run.prefix:
-      return self._begin(run, 0, now_s)
-    assert self.store is not None
+  def _fetch(self, run: Run, now_s: float, again: bool = True) -> Effects:
+    """Reads the prefix, as far as it is at hand, then begins."""
     run.state = 'fetching'
-    ops = self.store.get_ops(run.prefix, self.name, run.prefill_pages)
-    return [Start(Work('fetch', self.name, ops, run, run.prefix))]
+    reads: Effects = []
+    if self.store is not None and again:
+      reads = self.store.fetch(run, now_s)
+    return reads or self._begin(run, now_s)
 
-  def _begin(self, run: Run, num_blocks: int, now_s: float) -> Effects:
-    """Prefill may start: the first `num_blocks` blocks are on the device."""
-    if run.ended:
-      return []
+  def _begin(self, run: Run, now_s: float) -> Effects:
+    """Prefill may start: what could be had of the prefix is on the device."""
     size = self.layout.block_size_tokens
-    local = sum(
-      block.replica.segment == self.name for block in run.prefix[:num_blocks]
-    )
-    run.loaded_tokens = run.next_start = run.computed_tokens = num_blocks * size
+    run.next_start = run.computed_tokens = run.loaded_tokens(self.layout)
     run.state = 'prefilling'
     self._ready.append(run)
+    tiers = Counter(_tier(r, self.name) for r in run.prefix)
     fetched = PrefixFetched(
       now_s,
       *run.key,
       self.name,
       run.left_queue_s,
-      local_tokens=local * size,
-      remote_tokens=(num_blocks - local) * size,
+      local_tokens=tiers['host'] * size,
+      ssd_tokens=tiers['ssd'] * size,
+      remote_tokens=tiers['remote'] * size,
     )
     return [
       fetched,
@@ -227,24 +197,7 @@ class PrefillInstance:
     )
 
   def _store(self, run: Run, now_s: float) -> Effects:
-    """Puts the complete blocks that are new on the device."""
-    if self.store is None:
-      return []
-    keys, first = run.request.block_keys, run.stored_blocks
-    last = min(run.computed_tokens // self.layout.block_size_tokens, len(keys))
-    last = run.stored_blocks = max(first, last)
-    put = self.store.put(keys, first, last, self.name, run.prefill_pages, now_s)
-    if run.prefilled:
-      self.store.master.touch(keys, self.name)
-    effects: Effects = []
-    if put.evicted:
-      effects += [
-        BlocksEvicted(now_s, self.name, tuple(e.key for e in put.evicted)),
-        Drop(tuple(e.replica for e in put.evicted)),
-      ]
-    if put.ops:
-      effects.append(Start(Work('put', self.name, put.ops, run, put.held)))
-    return effects
+    return [] if self.store is None else self.store.store(run, now_s)
 
   def _hand_over(self, run: Run) -> Effects:
     """Sends the pages whose KVCache is final to the decode instance."""
@@ -267,3 +220,9 @@ class PrefillInstance:
       for layers in self.layout.layer_ranges
     )
     return [Start(Work('handoff', self.name, ops, run))]
+
+
+def _tier(replica: Replica, instance: str) -> str:
+  """Where a block was read from, as records count it."""
+  own = owner(replica.segment) == instance
+  return medium(replica.segment) if own else 'remote'

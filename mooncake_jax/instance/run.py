@@ -13,10 +13,11 @@ from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
+from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.events import Event
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
-from mooncake_jax.store.client import Held
+from mooncake_jax.store.outcomes import CopyTask
 
 RunKey = tuple[str, int]
 State = Literal[
@@ -32,8 +33,9 @@ class Run:
     state: what it waits for; 'ended' once its last event was emitted.
     decode_pages: reserved before prefill starts, so KVCache has a place.
     prefill_uses, decode_uses: works under way that touch those pages.
-    prefix: the blocks to be read from the store.
-    loaded_tokens: [0, loaded) came from the store.
+    prefix: replicas of the leading blocks, to be read or read already.
+    loaded_blocks: of them, those that lie in the pages.
+    num_fetches: reads of the prefix that were started.
     next_start: prompt tokens [0, next_start) are computed or dispatched.
     computed_tokens: [0, computed) have their KVCache on the device.
     stored_blocks, handed_pages: put to the store, sent to decode, from 0.
@@ -48,9 +50,10 @@ class Run:
   decode_pages: tuple[int, ...] = ()
   prefill_uses: int = 0
   decode_uses: int = 0
-  prefix: tuple[Held, ...] = ()
+  prefix: tuple[Replica, ...] = ()
   left_queue_s: float = 0.0
-  loaded_tokens: int = 0
+  loaded_blocks: int = 0
+  num_fetches: int = 0
   next_start: int = 0
   computed_tokens: int = 0
   stored_blocks: int = 0
@@ -74,24 +77,35 @@ class Run:
     """Tokens whose KVCache the decode instance must be able to hold."""
     return self.request.num_prompt_tokens + self.request.max_output_tokens - 1
 
+  def loaded_tokens(self, layout: KVLayout) -> int:
+    """Prompt tokens that were not computed."""
+    return self.loaded_blocks * layout.block_size_tokens
+
   @property
   def prefilled(self) -> bool:
     return self.computed_tokens == self.request.num_prompt_tokens
 
 
-WorkStep = Literal['fetch', 'chunk', 'put', 'handoff', 'decode']
+WorkStep = Literal['fetch', 'chunk', 'put', 'handoff', 'decode', 'offload']
 Payload = PrefillChunk | DecodeBatch | tuple[TransferOp, ...]
 
 
 @dataclass(eq=False)
 class Work:
-  """Work of an instance at the backend; `run` is None for a decode batch."""
+  """Work of an instance at the backend.
+
+  Attributes:
+    run: whose it is; None for a decode batch or an offload.
+    held: the replicas that a fetch reads or a put writes.
+    tasks: the copies that an offload makes.
+  """
 
   step: WorkStep
   instance: str
   payload: Payload
   run: Run | None = None
-  held: tuple[Held, ...] = ()
+  held: tuple[Replica, ...] = ()
+  tasks: tuple[CopyTask, ...] = ()
   work_id: int | None = None
 
 

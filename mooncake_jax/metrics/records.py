@@ -67,6 +67,7 @@ class RecordBook:
           tier: count
           for tier, count in (
             ('local_host', event.local_tokens),
+            ('local_ssd', event.ssd_tokens),
             ('remote_host', event.remote_tokens),
           )
           if count

@@ -32,9 +32,8 @@ from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
+from mooncake_jax.request import BlockKey
 from mooncake_jax.request import TokenSegment
-
-Part = tuple[int, int]
 
 
 @dataclass
@@ -72,7 +71,8 @@ class VirtualBackend:
     self._done: dict[WorkId, Completion] = {}
     self._ops: dict[WorkId, tuple[TransferOp, ...]] = {}
     self._decoding: dict[WorkId, _Decoding] = {}
-    self._parts: dict[Replica, set[Part]] = defaultdict(set)
+    # The layers of each replica that are there, a bit each.
+    self._layers: dict[Replica, int] = defaultdict(int)
 
   def now_s(self) -> float:
     return self._now_s
@@ -128,7 +128,11 @@ class VirtualBackend:
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:
     for replica in replicas:
-      self._parts.pop(replica, None)
+      self._layers.pop(replica, None)
+
+  def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
+    """Nothing outlives a simulation."""
+    return []
 
   def cancel(self, work_id: WorkId) -> None:
     work = self._decoding.get(work_id)
@@ -213,12 +217,12 @@ class VirtualBackend:
     )
 
   def _move(self, op: TransferOp, status: Status) -> Status:
-    part = (op.start_layer, op.stop_layer)
+    layers = (1 << op.stop_layer) - (1 << op.start_layer)
     if status == 'completed' and isinstance(op.src, Replica):
-      if part not in self._parts.get(op.src, ()):
+      if layers & ~self._layers[op.src]:
         return 'failed'
     if status == 'completed' and isinstance(op.dst, Replica):
-      self._parts[op.dst].add(part)
+      self._layers[op.dst] |= layers
     return status
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store client: put and get as steps between transfers.
+"""The store client: puts, gets and offloads as steps between transfers.
 
 It asks the Master, says which transfers to make and judges what they brought.
 It holds the leases on behalf of a request: taken when the request is
 submitted, renewed when its fetch starts, checked after the copy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncake_jax.backend import Completion
@@ -14,23 +15,32 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.request import BlockKey
-from mooncake_jax.store.master import Evicted
 from mooncake_jax.store.master import Master
-
-
-@dataclass(frozen=True)
-class Held:
-  """A block of a prefix and the replica it is to be read from."""
-
-  key: BlockKey
-  replica: Replica
+from mooncake_jax.store.outcomes import CopyTask
+from mooncake_jax.store.outcomes import Evicted
 
 
 @dataclass(frozen=True)
 class Put:
-  """Replicas under way: which block, which replica, which ops write it."""
+  """Replicas to be written by `ops`, and what went to make room for them.
 
-  held: tuple[Held, ...]
+  Attributes:
+    stop: the first block that got no place; the end of what was asked else.
+    comes_too_fast: that is so because offloads have to end first.
+  """
+
+  replicas: tuple[Replica, ...]
+  ops: tuple[TransferOp, ...]
+  evicted: tuple[Evicted, ...]
+  stop: int
+  comes_too_fast: bool
+
+
+@dataclass(frozen=True)
+class Offload:
+  """Copies to the SSD to be made by `ops`, and what went to make room."""
+
+  tasks: tuple[CopyTask, ...]
   ops: tuple[TransferOp, ...]
   evicted: tuple[Evicted, ...]
 
@@ -44,119 +54,144 @@ class StoreClient:
 
   def hold_prefix(
     self,
-    keys: tuple[BlockKey, ...],
+    keys: Sequence[BlockKey],
     segment: str,
     max_remote_blocks: int,
     prefer: str | None,
     now_s: float,
-  ) -> tuple[Held, ...]:
+  ) -> tuple[Replica, ...]:
     """Takes leases on the longest prefix at hand; valid for `lease_s`.
 
-    Blocks in `segment` always serve. Up to `max_remote_blocks` others may
-    come from elsewhere, from segment `prefer` where it has them. The prefix
-    ends at the first block that neither gives.
+    Blocks on the instance's own media always serve. Up to `max_remote_blocks`
+    others may come from elsewhere, from segment `prefer` where it has them.
+    The prefix ends at the first block that neither gives.
     """
-    held, remote = [], 0
+    return self.master.get_chain(
+      keys, now_s, segment, prefer, max_remote_blocks
+    )
+
+  def lease(self, keys: Sequence[BlockKey], now_s: float) -> None:
+    """Keeps what there is of a chain for `lease_s`, as no use of it."""
     for key in keys:
-      by_segment = {r.segment: r for r in self.master.get_replicas(key, now_s)}
-      replica = by_segment.get(segment)
-      if replica is None and by_segment and remote < max_remote_blocks:
-        remote += 1
-        replica = by_segment.get(prefer or '', next(iter(by_segment.values())))
-      if replica is None:
+      if not self.master.get_replicas(key, now_s):
         break
-      held.append(Held(key, replica))
-    return tuple(held)
 
   def get_ops(
-    self, held: tuple[Held, ...], instance: str, pages: tuple[int, ...]
+    self, held: Sequence[Replica], instance: str, pages: tuple[int, ...]
   ) -> tuple[TransferOp, ...]:
     """Reads of the held blocks into `pages`, first layers first."""
     n = self.layout.pages_per_block
     return tuple(
       TransferOp(
-        block.replica,
+        replica,
         DevicePages(instance, self.layout.block_pages(pages, i)),
         *layers,
         self.layout.part_bytes(n, layers),
       )
       for layers in self.layout.layer_ranges
-      for i, block in enumerate(held)
+      for i, replica in enumerate(held)
     )
 
   def arrived(
-    self, held: tuple[Held, ...], completion: Completion, now_s: float
-  ) -> int:
+    self, held: Sequence[Replica], completion: Completion, now_s: float
+  ) -> tuple[int, tuple[Evicted, ...]]:
     """How many leading blocks of `held` did arrive and were theirs.
 
-    A block counts if all its parts were read and its lease still runs.
+    A block counts if all its parts were read and its lease still runs. One
+    whose bytes failed though the Master vouches for them is bad: it is
+    forgotten, and is in the second answer.
     """
-    whole = self._whole(held, completion)
-    for i, block in enumerate(held):
-      if not (
-        whole[i] and self.master.lease_valid(block.key, block.replica, now_s)
-      ):
-        return i
-    return len(held)
+    count, bad = 0, []
+    for replica, whole in zip(held, self._whole(held, completion)):
+      valid = self.master.lease_valid(replica.key, replica, now_s)
+      if valid and whole == 'failed':
+        bad += self.master.discard(replica)
+      if valid and whole == 'completed' and count == held.index(replica):
+        count += 1
+    return count, tuple(bad)
 
   def put(
     self,
     chain: tuple[BlockKey, ...],
     first: int,
     last: int,
-    instance: str,
-    pages: tuple[int, ...],
+    segment: str,
+    pages: DevicePages,
     now_s: float,
   ) -> Put:
     """Starts storing blocks [first, last) of a chain that lies in `pages`.
 
-    Those already in the instance's segment are left out. It ends at the first
+    Those already in the segment are left out. It ends at the first
     that finds no room, since nothing after a hole is ever matched; and no
     block of the chain goes to make room for a later one.
     """
-    held, evicted, places = [], [], []
-    self.master.touch(chain[:first], instance)
-    keep = frozenset(chain[:last])
-    for i in range(first, last):
-      start = self.master.put_start(
-        chain[i], self.layout.block_bytes, instance, now_s, keep
-      )
-      evicted += start.evicted
-      if start.replica is None and not start.stored:
-        break
-      if start.replica is not None:
-        held.append(Held(chain[i], start.replica))
-        places.append(DevicePages(instance, self.layout.block_pages(pages, i)))
+    self.master.touch(chain[:first], segment)
+    start = self.master.put_start_chain(
+      chain, first, last, self.layout.block_bytes, segment, now_s
+    )
+    places = [
+      DevicePages(pages.instance, self.layout.block_pages(pages.pages, i))
+      for i in start.indices
+    ]
     n = self.layout.pages_per_block
     ops = tuple(
-      TransferOp(
-        place, block.replica, *layers, self.layout.part_bytes(n, layers)
-      )
+      TransferOp(place, replica, *layers, self.layout.part_bytes(n, layers))
       for layers in self.layout.layer_ranges
-      for block, place in zip(held, places)
+      for replica, place in zip(start.replicas, places)
     )
-    return Put(tuple(held), ops, tuple(evicted))
+    too_fast = start.refusal == 'offload'
+    return Put(start.replicas, ops, start.evicted, start.stop, too_fast)
 
   def put_done(
-    self, held: tuple[Held, ...], completion: Completion
-  ) -> tuple[list[Held], list[Held]]:
+    self, replicas: Sequence[Replica], completion: Completion
+  ) -> tuple[list[Replica], list[Replica]]:
     """Publishes what was written whole; returns (published, revoked)."""
+    status = self._whole(replicas, completion)
+    written = [r for r, s in zip(replicas, status) if s == 'completed']
+    kept = self.master.put_end_chain(written)
+    published = [r for r, k in zip(written, kept) if k]
+    revoked = [r for r in replicas if r not in published]
+    for replica in revoked:
+      self.master.put_revoke(replica.key, replica)
+    return published, revoked
+
+  def offload(self, segment: str, now_s: float) -> Offload:
+    """Starts copies of what is evicted next to the segment's lower tier."""
+    victims = self.master.victims(segment, now_s)
+    layers = (0, self.layout.num_layers)
+    ops = tuple(
+      TransferOp(task.src, task.dst, *layers, task.size_bytes)
+      for task in victims.tasks
+    )
+    return Offload(victims.tasks, ops, victims.evicted)
+
+  def offload_done(
+    self, tasks: Sequence[CopyTask], completion: Completion, now_s: float
+  ) -> tuple[list[Replica], list[Replica]]:
+    """Publishes the copies that were written; returns (published, revoked)."""
     published, revoked = [], []
-    for block, whole in zip(held, self._whole(held, completion)):
-      if whole and self.master.put_end(block.key, block.replica):
-        published.append(block)
+    status = completion.op_status or (completion.status,) * len(tasks)
+    for task, ended in zip(tasks, status):
+      if ended == 'completed' and self.master.copy_end(task, now_s).published:
+        published.append(task.dst)
       else:
-        self.master.put_revoke(block.key, block.replica)
-        revoked.append(block)
+        self.master.copy_revoke(task)
+        revoked.append(task.dst)
     return published, revoked
 
   def _whole(
-    self, held: tuple[Held, ...], completion: Completion
-  ) -> list[bool]:
-    """For each held block, whether every one of its parts completed."""
-    status = completion.op_status
-    n = len(held)
+    self, held: Sequence[Replica], completion: Completion
+  ) -> list[str]:
+    """A status a block: completed if all parts are; failed if one is."""
+    status, n = completion.op_status, len(held)
     if completion.status != 'completed' and not status:
-      return [False] * n
+      return ['cancelled'] * n
     assert len(status) == n * len(self.layout.layer_ranges), len(status)
-    return [all(s == 'completed' for s in status[i::n]) for i in range(n)]
+    return [_worst(status[i::n]) for i in range(n)]
+
+
+def _worst(parts: Sequence[str]) -> str:
+  for status in ('failed', 'timeout', 'cancelled'):
+    if status in parts:
+      return status
+  return 'completed'

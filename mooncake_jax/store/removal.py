@@ -49,6 +49,12 @@ class Removal(Ledger):
       raise ValueError(f'{pattern=}: {error}') from error
     return self._remove_where(lambda key: search(key.hex()) is not None, now_s)
 
+  def discard(self, replica: Replica) -> tuple[Evicted, ...]:
+    """Forgets a replica whose bytes are bad or gone, leased or not."""
+    self._counts.calls['discard'] += 1
+    copy = self._find(replica)
+    return () if copy is None else (self._forget(copy),)
+
   def _remove_where(
     self, matches: Callable[[BlockKey], bool], now_s: float
   ) -> Removed:

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store's side of a prefill instance: what it reads, puts and offloads.
+
+A prefix is read from wherever its blocks lie, straight into device pages. From
+there they are put to the instance's host segment together with the computed
+ones: blocks of other instances always (Algorithm 1's replication), blocks of
+its own SSD from their `promote_hits`-th hit on.
+
+A read that brings less than it should is tried once more from what other
+replicas there are; what is still missing then is recomputed.
+"""
+
+from collections.abc import Iterable
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import ssd_segment
+from mooncake_jax.events import BlocksEvicted
+from mooncake_jax.events import BlocksStored
+from mooncake_jax.instance.run import Drop
+from mooncake_jax.instance.run import Effects
+from mooncake_jax.instance.run import Run
+from mooncake_jax.instance.run import Start
+from mooncake_jax.instance.run import Work
+from mooncake_jax.request import BlockKey
+from mooncake_jax.store.client import StoreClient
+from mooncake_jax.store.outcomes import Evicted
+
+MAX_FETCHES = 2
+
+
+class InstanceStore:
+  """One prefill instance's dealings with the store."""
+
+  def __init__(self, name: str, client: StoreClient, promote_hits: int):
+    """Reads and puts for instance `name`.
+
+    Args:
+      promote_hits: a block on the instance's SSD is put back to its host
+        segment at this hit and after; 1 at once. Of one that was put straight
+        to the SSD the put counts as a hit.
+    """
+    self.name = name
+    self.client = client
+    self.promote_hits = promote_hits
+
+  def lease(self, run: Run, now_s: float) -> None:
+    """Keeps the run's prefix while it queues."""
+    self.client.lease(self._keys(run), now_s)
+
+  def fetch(self, run: Run, now_s: float) -> Effects:
+    """Starts reading what the run's pages lack; nothing if that is nothing."""
+    if run.num_fetches == MAX_FETCHES:
+      return []
+    plan = run.placement
+    held = self.client.hold_prefix(
+      self._keys(run), self.name, plan.fetch_blocks, plan.fetch_from, now_s
+    )
+    missing = held[run.loaded_blocks :]
+    run.prefix = run.prefix[: run.loaded_blocks] + missing
+    if not missing:
+      return []
+    run.num_fetches += 1
+    first_page = run.loaded_blocks * self.client.layout.pages_per_block
+    ops = self.client.get_ops(
+      missing, self.name, run.prefill_pages[first_page:]
+    )
+    return [Start(Work('fetch', self.name, ops, run, missing))]
+
+  def on_fetch(
+    self, work: Work, completion: Completion, now_s: float
+  ) -> tuple[bool, Effects]:
+    """Counts the leading blocks that arrived.
+
+    Returns:
+      Whether all did; and what is to be done about bad replicas.
+    """
+    assert work.run is not None
+    arrived, bad = self.client.arrived(work.held, completion, now_s)
+    work.run.loaded_blocks += arrived
+    work.run.prefix = work.run.prefix[: work.run.loaded_blocks]
+    return arrived == len(work.held), dropped(bad, now_s)
+
+  def store(self, run: Run, now_s: float) -> Effects:
+    """Puts the complete blocks that are new on the device."""
+    keys = run.request.block_keys
+    size = self.client.layout.block_size_tokens
+    last = min(run.computed_tokens // size, len(keys))
+    effects: Effects = []
+    for start, stop in self._wanted(run, run.stored_blocks, last):
+      effects += self._put(run, start, stop, now_s)
+    run.stored_blocks = max(run.stored_blocks, last)
+    if run.prefilled:
+      self.client.master.touch(keys, self.name)
+    return effects
+
+  def on_put(self, work: Work, completion: Completion, now_s: float) -> Effects:
+    """Blocks were written: publish them, or give them up."""
+    published, revoked = self.client.put_done(work.held, completion)
+    return [
+      *stored(published, now_s),
+      *([Drop(tuple(revoked))] if revoked else []),
+      *self._offload(now_s),
+    ]
+
+  def on_offload(
+    self, work: Work, completion: Completion, now_s: float
+  ) -> Effects:
+    """Copies on the SSD were written: publish them, or give them up."""
+    published, revoked = self.client.offload_done(work.tasks, completion, now_s)
+    return [
+      *stored(published, now_s),
+      *([Drop(tuple(revoked))] if revoked else []),
+    ]
+
+  def _keys(self, run: Run) -> tuple[BlockKey, ...]:
+    """Keys of the prompt's blocks that may be reused."""
+    num_tokens = run.request.num_prompt_tokens
+    return run.request.block_keys[
+      : self.client.layout.reusable_blocks(num_tokens)
+    ]
+
+  def _wanted(self, run: Run, first: int, last: int) -> list[tuple[int, int]]:
+    """Runs of blocks in [first, last) to be put: not those of a cold SSD."""
+    spans: list[tuple[int, int]] = []
+    for i in range(first, last):
+      if i < run.loaded_blocks and self._stays(run.prefix[i]):
+        continue
+      if spans and spans[-1][1] == i:
+        spans[-1] = (spans[-1][0], i + 1)
+      else:
+        spans.append((i, i + 1))
+    return spans
+
+  def _stays(self, replica: Replica) -> bool:
+    """Whether a block that was read is not to be put to the host segment."""
+    if owner(replica.segment) != self.name:
+      return False
+    if medium(replica.segment) == 'host':
+      return True
+    return self.client.master.uses(replica) < self.promote_hits
+
+  def _put(self, run: Run, first: int, last: int, now_s: float) -> Effects:
+    """Puts to host memory; what comes too fast for it, to the SSD at once."""
+    pages = DevicePages(self.name, run.prefill_pages)
+    effects: Effects = []
+    for segment in (self.name, ssd_segment(self.name)):
+      put = self.client.put(
+        run.request.block_keys, first, last, segment, pages, now_s
+      )
+      effects += dropped(put.evicted, now_s)
+      if put.ops:
+        work = Work('put', self.name, put.ops, run, put.replicas)
+        effects.append(Start(work))
+      if not put.comes_too_fast:
+        break
+      first = put.stop
+    return effects
+
+  def _offload(self, now_s: float) -> Effects:
+    """Copies to the SSD what the next puts will push out."""
+    offload = self.client.offload(self.name, now_s)
+    effects = dropped(offload.evicted, now_s)
+    if offload.ops:
+      work = Work('offload', self.name, offload.ops, tasks=offload.tasks)
+      effects.append(Start(work))
+    return effects
+
+
+def stored(replicas: Iterable[Replica], now_s: float) -> list[BlocksStored]:
+  """Tells that replicas are readable, segment by segment."""
+  return [
+    BlocksStored(now_s, owner(segment), keys, medium(segment))
+    for segment, keys in _by_segment(replicas).items()
+  ]
+
+
+def dropped(evicted: Iterable[Evicted], now_s: float) -> Effects:
+  """Tells that replicas are gone, and lets go of their bytes."""
+  replicas = tuple(e.replica for e in evicted)
+  effects: Effects = [
+    BlocksEvicted(now_s, owner(segment), keys, medium(segment))
+    for segment, keys in _by_segment(replicas).items()
+  ]
+  return [*effects, Drop(replicas)] if replicas else []
+
+
+def _by_segment(
+  replicas: Iterable[Replica],
+) -> dict[str, tuple[BlockKey, ...]]:
+  keys: dict[str, tuple[BlockKey, ...]] = {}
+  for replica in replicas:
+    keys[replica.segment] = (*keys.get(replica.segment, ()), replica.key)
+  return keys

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Works under way at the backend: started, told apart, stopped."""
+
+from mooncake_jax.backend import Backend
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.instance.run import count_uses
+from mooncake_jax.instance.run import Run
+from mooncake_jax.instance.run import Work
+
+# A fetch holds back a prefill, a handoff a decode, the others nobody.
+PRIORITY = {'fetch': 0, 'handoff': 1, 'put': 2, 'offload': 3}
+
+
+class Works:
+  """What a cluster has started and not yet heard the end of."""
+
+  def __init__(self, spec: ClusterSpec, backend: Backend):
+    self._spec = spec
+    self._backend = backend
+    self._by_id: dict[int, Work] = {}
+
+  def __len__(self) -> int:
+    return len(self._by_id)
+
+  def start(self, work: Work) -> None:
+    """Starts a work; it uses its run's pages from now on."""
+    payload = work.payload
+    count_uses(work, 1)
+    if isinstance(payload, PrefillChunk):
+      work.work_id = self._backend.prefill(work.instance, payload)
+    elif isinstance(payload, DecodeBatch):
+      work.work_id = self._backend.decode(
+        work.instance, payload, self._spec.max_decode_steps
+      )
+    else:
+      deadline_s = self._backend.now_s() + self._spec.transfer_timeout_s
+      work.work_id = self._backend.transfer(
+        payload, PRIORITY[work.step], deadline_s
+      )
+    self._by_id[work.work_id] = work
+
+  def completed(self, completion: Completion) -> Work:
+    """The work a completion is of; ended works are forgotten."""
+    work = self._by_id[completion.work_id]
+    if completion.done:
+      del self._by_id[completion.work_id]
+      count_uses(work, -1)
+    return work
+
+  def stop(self, work: Work) -> None:
+    """Asks for an early end, if the work was started."""
+    if work.work_id is not None:
+      self._backend.cancel(work.work_id)
+
+  def stop_all_of(self, run: Run) -> None:
+    """Asks for an early end of all works of a run."""
+    for work in self._by_id.values():
+      if work.run is run:
+        self.stop(work)

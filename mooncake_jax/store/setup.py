@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster's Master: its segments, and what an earlier process left there."""
+
+from mooncake_jax.backend import Backend
+from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import ssd_segment
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.store import eviction
+from mooncake_jax.store.master import Master
+from mooncake_jax.store.outcomes import Evicted
+
+POLICIES: dict[str, eviction.Policy] = {
+  'lru': eviction.lru,
+  'lfu': eviction.lfu,
+  'length_aware': eviction.length_aware,
+}
+
+
+def make_master(spec: ClusterSpec) -> Master:
+  """A Master with the empty segments of a cluster.
+
+  Raises:
+    ValueError: an eviction policy that there is not.
+  """
+  if spec.eviction not in POLICIES:
+    raise ValueError(
+      f'ClusterSpec.eviction={spec.eviction!r} is not one of '
+      f'{", ".join(POLICIES)}'
+    )
+  master = Master(
+    spec.lease_s, spec.high_watermark, policy=POLICIES[spec.eviction]
+  )
+  for name in spec.prefill_names:
+    if spec.ssd_bytes:
+      mount(master, spec, ssd_segment(name))
+    mount(master, spec, name)
+  return master
+
+
+def mount(master: Master, spec: ClusterSpec, segment: str) -> None:
+  """Mounts one of the cluster's segments, empty."""
+  if medium(segment) == 'ssd':
+    master.mount(segment, spec.ssd_bytes, 'ssd')
+    return
+  lower = ssd_segment(segment) if spec.ssd_bytes else None
+  master.mount(segment, spec.host_bytes, 'host', lower=lower)
+
+
+def adopt(
+  master: Master, backend: Backend, segment: str, block_bytes: int
+) -> list[Replica]:
+  """Takes over the blocks of this size that a process left in a segment."""
+  found = [
+    master.adopt(key, num_bytes, segment)
+    for key, num_bytes in backend.adopt(segment)
+    if num_bytes == block_bytes
+  ]
+  return [replica for replica in found if replica is not None]
+
+
+def lose(
+  master: Master, spec: ClusterSpec, segment: str
+) -> tuple[Evicted, ...]:
+  """Empties a segment whose bytes are lost; returns what went with them."""
+  gone = tuple(
+    Evicted(key, replica)
+    for key in master.inventory(segment)
+    for replica in master.peek(key)
+    if replica.segment == segment
+  )
+  departed = master.lose(segment)
+  mount(master, spec, segment)
+  return (*gone, *departed.evicted)

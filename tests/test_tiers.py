@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks that leave host memory for the SSD, come back, and are lost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lifecycle import make_conductor
+from lifecycle import make_request
+from lifecycle import make_virtual
+from lifecycle import MODEL
+from lifecycle import SPEC
+from mooncake_jax.events import BlocksEvicted
+from mooncake_jax.events import BlocksStored
+from mooncake_jax.serve import serve
+
+BLOCK_BYTES = SPEC.layout(MODEL).block_bytes
+# Host memory for ten blocks and an SSD for a hundred, one prefill instance.
+TIERED = replace(
+  SPEC,
+  prefill_instances=1,
+  host_bytes=10 * BLOCK_BYTES,
+  ssd_bytes=100 * BLOCK_BYTES,
+  lease_s=0.05,
+)
+
+
+@pytest.fixture
+def make_cluster():
+  return make_virtual
+
+
+def rounds(num_prompts, num_rounds, length=41, every_s=0.2):
+  """Different prompts of five reusable blocks, asked round after round."""
+  rng = np.random.default_rng(1)
+  prompts = [rng.integers(2, 60, length) for _ in range(num_prompts)]
+  return [
+    make_request(f'{turn}.{i}', prompt, 3, every_s * (turn * num_prompts + i))
+    for turn in range(num_rounds)
+    for i, prompt in enumerate(prompts)
+  ]
+
+
+def serve_on(cluster, requests, spec, on_event=None):
+  records, _ = serve(requests, make_conductor(spec), cluster, on_event=on_event)
+  assert all(r.outcome == 'completed' for r in records), records
+  cluster.check()
+  assert cluster.idle
+  return records
+
+
+def test_what_leaves_host_memory_is_read_from_the_ssd(make_cluster):
+  cluster = make_cluster(TIERED)
+  events = []
+  records = serve_on(cluster, rounds(6, 3), TIERED, events.append)
+  tiers = [r.reused_tokens for r in records[6:]]
+  assert any('local_ssd' in tier for tier in tiers)
+  # Nothing was lost on the way down: all six prompts are reused whole.
+  assert [sum(tier.values()) for tier in tiers] == [40] * 12
+  down = {
+    k
+    for e in events
+    if isinstance(e, BlocksStored) and e.tier == 'ssd'
+    for k in e.keys
+  }
+  gone = {
+    k
+    for e in events
+    if isinstance(e, BlocksEvicted) and e.tier == 'host'
+    for k in e.keys
+  }
+  assert gone and gone <= down
+
+
+def test_a_block_goes_back_to_host_memory_at_its_second_hit(make_cluster):
+  """One prompt is asked over and over among others that push it out."""
+  spec = replace(TIERED, host_bytes=40 * BLOCK_BYTES, promote_hits=2)
+  requests = rounds(12, 1)
+  again = requests[0]
+  for i in range(3):
+    requests.append(
+      replace(again, request_id=f'again{i}', arrival_s=10.0 + 0.3 * i)
+    )
+  records = serve_on(make_cluster(spec), requests, spec)
+  cold, warm, hot = (r.reused_tokens for r in records[12:])
+  assert cold == warm == {'local_ssd': 40}
+  assert hot['local_host'] >= 32  # one may have found no room at once
+
+
+def test_with_no_ssd_they_are_just_gone(make_cluster):
+  spec = replace(TIERED, ssd_bytes=0)
+  records = serve_on(make_cluster(spec), rounds(6, 2), spec)
+  assert sum(sum(r.reused_tokens.values()) for r in records[6:]) < 6 * 40
+
+
+def test_a_full_ssd_evicts_and_never_overflows(make_cluster):
+  spec = replace(TIERED, host_bytes=6 * BLOCK_BYTES, ssd_bytes=12 * BLOCK_BYTES)
+  cluster = make_cluster(spec)
+  records = serve_on(cluster, rounds(4, 6), spec, lambda event: cluster.check())
+  assert cluster.master.used_bytes('prefill0/ssd') <= spec.ssd_bytes
+  assert any('local_ssd' in r.reused_tokens for r in records)
+
+
+def test_a_lost_segment_is_a_miss_and_its_replica_serves(make_cluster):
+  """Two holders; one is lost: the other serves. Both lost: recomputed."""
+  spec = replace(SPEC, prefill_instances=2)
+  prompt = np.arange(41) % 50 + 2
+  for lost, reused in (((0,), 40), ((0, 1), 0)):
+    cluster = make_cluster(spec)
+    conductor = make_conductor(spec)
+    first = [make_request('a', prompt, 3), make_request('b', prompt, 3)]
+    # Both instances get the blocks: the second is busy elsewhere.
+    serve([replace(r, arrival_s=0.0) for r in first], conductor, cluster)
+    holders = [n for n in spec.prefill_names if cluster.inventory(n)]
+    if len(holders) == 1:
+      holders.append(next(n for n in spec.prefill_names if n not in holders))
+    for i in lost:
+      cluster.lose_segment(holders[i])
+    request = make_request('c', prompt, 3, arrival_s=1.0)
+    records, _ = serve([request], make_conductor(spec), cluster)
+    assert records[0].outcome == 'completed'
+    assert reused or not records[0].reused_tokens
