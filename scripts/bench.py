@@ -49,7 +49,7 @@ def show(rows: list[Row]) -> None:
     ok = ('yes' if row.ok else 'NO') if target else ''
     cells = (row.metric, f'{row.value:.4g}', row.unit, target, ok)
     table.add_row(*cells, row.reference)
-  Console(width=120).print(table)
+  Console(width=140).print(table)
 
 
 if __name__ == '__main__':

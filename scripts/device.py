@@ -39,6 +39,8 @@ def device_backend(
       f'{[*KV_DTYPES]}'
     )
   model = experiment.model
+  if model.path is not None and model.find() is None:
+    print(f'{model.path}: not there, random weights instead', file=sys.stderr)
   # CPU devices share one tree; elsewhere each instance reads its own slices.
   on_cpu = jax.default_backend() == 'cpu'
   with DeviceBackend(

@@ -32,9 +32,6 @@ def run(
   The results of the run without reuse lie in a folder inside `out`.
   """
   started = datetime.now().isoformat(timespec='seconds')
-  model = experiment.model
-  if model.path is not None and model.find() is None:
-    print(f'{model.path}: not there, random weights instead', file=sys.stderr)
   outcomes = _serve_all(experiment)
   _print_answers(next(iter(outcomes.values())), experiment.show_answers)
   columns = {name: outcome.summary for name, outcome in outcomes.items()}
