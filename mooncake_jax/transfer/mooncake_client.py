@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import ctypes
 from dataclasses import dataclass
 import importlib
+import math
 import mmap
 import os
 import socket
@@ -92,7 +93,7 @@ class MooncakeClient:
       ImportError: the wheel or a system library is not there; says which.
       StoreUnreachable, StoreTimeout: the store can't be joined in time.
     """
-    os.environ.setdefault('MC_RPC_TIMEOUT_MS', f'{config.timeout_s * 1e3:.0f}')
+    limit_waits(config.timeout_s)
     self.config = config
     module = import_wheel('mooncake.store')
     self._store = module.MooncakeDistributedStore()
@@ -168,6 +169,22 @@ class MooncakeClient:
     code = self._store.register_buffer(memory.ctypes.data, num_bytes)
     _check(code, f'{num_bytes=} of memory cannot be registered')
     return memory
+
+
+def limit_waits(timeout_s: float) -> None:
+  """Shortens the wheel's own waits, which are of the whole process.
+
+  It reads them once, so the first client's count. Joining holds Python's
+  lock, and tries 20 times if it is let.
+  """
+  seconds = f'{math.ceil(timeout_s)}'
+  for name, value in (
+    ('MC_RPC_TIMEOUT_MS', f'{timeout_s * 1e3:.0f}'),
+    ('MC_TCP_STATUS_TIMEOUT_SEC', seconds),
+    ('MC_TCP_PROGRESS_TIMEOUT_SEC', seconds),
+    ('MC_STORE_CLIENT_SETUP_RETRIES', '1'),
+  ):
+    os.environ.setdefault(name, value)
 
 
 def import_wheel(name: str) -> Any:

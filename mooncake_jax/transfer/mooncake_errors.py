@@ -7,6 +7,7 @@ one of these recomputes.
 """
 
 from mooncake_jax.backend import Status
+from mooncake_jax.transfer.checksum import ChecksumError
 
 MISSING = -704
 FULL = -200
@@ -40,7 +41,7 @@ class StoreTimeout(MooncakeError, TimeoutError):
   """The deadline passed; what was begun may still end, unseen."""
 
 
-class BlockCorrupt(MooncakeError):
+class BlockCorrupt(MooncakeError, ChecksumError):
   """The bytes that came are not those that were put."""
 
 

@@ -43,7 +43,7 @@ class ObjectFormat:
       layers, start_head = block_L2SKH[part.start_layer : part.stop_layer], 0
       for array in part.slices:
         stop_head = start_head + array.shape[3]
-        np.copyto(layers[:, :, :, start_head:stop_head], np.asarray(array))
+        np.copyto(layers[:, :, :, start_head:stop_head], array)
         start_head = stop_head
     seal = np.frombuffer(self._seal(slot, key), np.uint8)
     slot[self._block_bytes :] = seal

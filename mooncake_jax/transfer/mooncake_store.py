@@ -97,7 +97,8 @@ class MooncakeSegment:
       MooncakeError: it was not put.
     """
     self._block.check(part)
-    whole = self._hold(replica, part)
+    on_host = tuple(np.asarray(array) for array in part.slices)
+    whole = self._hold(replica, part._replace(slices=on_host))
     if whole is None:
       return
     try:
