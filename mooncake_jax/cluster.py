@@ -34,6 +34,7 @@ from mooncake_jax.instance.run import RunKey
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Work
+from mooncake_jax.instance.storing import copying
 from mooncake_jax.instance.storing import dropped
 from mooncake_jax.instance.storing import InstanceStore
 from mooncake_jax.instance.storing import stored
@@ -74,10 +75,10 @@ class Cluster:
     self.layout = spec.layout(model)
     self.max_tokens = spec.max_request_tokens(model)
     self.master = make_master(spec)
-    client = StoreClient(self.master, self.layout)
+    self._client = StoreClient(self.master, self.layout)
     self.prefill: dict[str, PrefillInstance] = {}
     for name in spec.prefill_names:
-      store = InstanceStore(name, client, spec.promote_hits)
+      store = InstanceStore(name, self._client, spec.promote_hits)
       self.prefill[name] = PrefillInstance(
         name,
         self.layout,
@@ -208,7 +209,7 @@ class Cluster:
       'put': self._on_put,
       'handoff': self._on_handoff,
       'decode': self._on_decode,
-      'offload': self._on_offload,
+      'copy': self._on_copies,
     }[work.step]
     handler(work, completion)
     if work.run is not None:
@@ -223,9 +224,9 @@ class Cluster:
     store = self._store_of(work)
     self._apply(store.on_put(work, completion, completion.time_s))
 
-  def _on_offload(self, work: Work, completion: Completion) -> None:
+  def _on_copies(self, work: Work, completion: Completion) -> None:
     store = self._store_of(work)
-    self._apply(store.on_offload(work, completion, completion.time_s))
+    self._apply(store.on_copies(work, completion, completion.time_s))
 
   def _store_of(self, work: Work) -> InstanceStore:
     store = self.prefill[work.instance].store
@@ -387,7 +388,9 @@ class Cluster:
     ]
 
   def _reap(self, now_s: float) -> None:
-    """Ends what time alone ends in the store, about once a second."""
+    """What time alone brings in the store, about once a second: dead puts
+    end, hot blocks that lost a replica get one again."""
     if now_s - self._reaped_s >= REAP_EVERY_S:
       self._reaped_s = now_s
       self._apply(dropped(self.master.reap(now_s), now_s))
+      self._apply(copying(self._client.repair(now_s), now_s))

@@ -3,7 +3,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 import sys
+from urllib.parse import unquote
+from urllib.parse import urlparse
 
 import jax
 
@@ -90,5 +93,23 @@ def _instance(
     chunk_buckets=(max(spec.chunk_tokens // 4, 1), spec.chunk_tokens),
     max_batch=spec.max_batch,
     host_bytes=spec.host_bytes if prefills else 0,
+    ssd_url=_ssd_url(spec, name) if prefills else None,
+    ssd_bytes=spec.ssd_bytes if prefills else 0,
     unroll=jax.default_backend() == 'cpu',
   )
+
+
+def _ssd_url(spec: ClusterSpec, name: str) -> str | None:
+  """A place below the cluster's; of a local one the folder is made."""
+  if not spec.ssd_bytes:
+    return None
+  if spec.ssd_url is None:
+    raise ValueError(
+      f'ClusterSpec.ssd_url={spec.ssd_url} must say where the '
+      f'ssd_bytes={spec.ssd_bytes} lie on devices'
+    )
+  url = f'{spec.ssd_url.rstrip("/")}/{name}/'
+  parent = Path(unquote(urlparse(spec.ssd_url).path))
+  if url.startswith('file://') and parent.is_dir():
+    (parent / name).mkdir(exist_ok=True)
+  return url

@@ -104,8 +104,9 @@ def make_device(spec=SPEC) -> Cluster:
   backend = DeviceBackend(
     MODEL, spec.layout(MODEL), instance_specs(spec, MODEL), tiny_params()
   )
+  cluster = Cluster(spec, MODEL, backend)
   warmup(backend)
-  return Cluster(spec, MODEL, backend)
+  return cluster
 
 
 def close(cluster: Cluster) -> None:

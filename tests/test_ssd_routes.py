@@ -266,7 +266,7 @@ def test_a_backend_closed_in_mid_transfer_hangs_nowhere(tmp_path):
       backend.transfer(ops_of(DevicePages('a', (1, 2)), ssd('a', i)), 0, 1e9)
   assert not set(threading.enumerate()) - before
   with tiny_backend(ssd_spec('a', tmp_path)) as backend:
-    adopted = backend.adopt('a')
+    adopted = backend.adopt('a/ssd')
     assert (key(1), BLOCK_BYTES) in adopted
 
 
@@ -279,7 +279,7 @@ def test_parts_are_adopted_whatever_ranges_they_are_asked_for_in(tmp_path):
     expected = host_bytes(desk, DevicePages('a', (1, 2)))
   with tiny_backend(ssd_spec('a', tmp_path)) as backend:
     desk = Desk(backend)
-    assert backend.adopt('a') == [(key(1), BLOCK_BYTES)]
+    assert backend.adopt('a/ssd') == [(key(1), BLOCK_BYTES)]
     again = Replica('a/ssd', 77, key(1))
     np.testing.assert_array_equal(host_bytes(desk, again), expected)
     desk.move(again, DevicePages('a', (20, 21)))

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks that leave host memory for the SSD, come back, and are lost."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from lifecycle import close
 from lifecycle import make_conductor
+from lifecycle import make_device
 from lifecycle import make_request
 from lifecycle import make_virtual
 from lifecycle import MODEL
 from lifecycle import SPEC
 from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
+from mooncake_jax.request import Placement
 from mooncake_jax.serve import serve
 
 BLOCK_BYTES = SPEC.layout(MODEL).block_bytes
@@ -26,9 +30,19 @@ TIERED = replace(
 )
 
 
-@pytest.fixture
-def make_cluster():
-  return make_virtual
+@pytest.fixture(params=['virtual', 'device'])
+def make_cluster(request, tmp_path):
+  """Makes clusters on one backend, whose SSD is a folder of the test's."""
+  with ExitStack() as stack:
+
+    def make(spec):
+      if request.param == 'virtual':
+        return make_virtual(spec)
+      cluster = make_device(replace(spec, ssd_url=tmp_path.as_uri()))
+      stack.callback(close, cluster)
+      return cluster
+
+    yield make
 
 
 def rounds(num_prompts, num_rounds, length=41, every_s=0.2):
@@ -121,3 +135,64 @@ def test_a_lost_segment_is_a_miss_and_its_replica_serves(make_cluster):
     records, _ = serve([request], make_conductor(spec), cluster)
     assert records[0].outcome == 'completed'
     assert reused or not records[0].reused_tokens
+
+
+def test_a_hot_block_that_lost_a_copy_gets_one_again(make_cluster):
+  cluster = make_cluster(SPEC)
+  prompt = np.arange(41) % 50 + 2
+  a, b = SPEC.prefill_names
+  for i, name in enumerate((a, b)):
+    request = make_request(f'r{i}', prompt, 3, arrival_s=0.5 * i)
+    cluster.submit(request, Placement(request.request_id, 0, name, 'decode0'))
+    while not cluster.idle:
+      cluster.step(None)
+  key = request.block_keys[0]
+  assert len(cluster.master.peek(key)) == 2
+  cluster.lose_segment(a)
+  assert len(cluster.master.peek(key)) == 1
+  until_s = cluster.backend.now_s() + 3.0
+  while cluster.backend.now_s() < until_s:
+    cluster.step(cluster.backend.now_s() + 0.5)
+  assert {r.segment for r in cluster.master.peek(key)} == {a, b}
+  cluster.check()
+
+
+def tokens_of(records):
+  return [tuple(r.output_tokens) for r in records]
+
+
+def served_once(spec, requests):
+  """Records of a cluster that is closed again; its SSD stays."""
+  cluster = make_device(spec)
+  try:
+    return serve_on(cluster, requests, spec)
+  finally:
+    close(cluster)
+
+
+def test_the_ssd_outlives_the_process(tmp_path):
+  """A second cluster hits what the first one left, and says so at once."""
+  spec = replace(TIERED, ssd_url=tmp_path.as_uri())
+  first = served_once(spec, rounds(6, 1))
+  again = served_once(spec, rounds(6, 1))
+  assert tokens_of(again) == tokens_of(first)
+  assert sum(r.reused_tokens.get('local_ssd', 0) for r in again) >= 40
+
+
+@pytest.mark.parametrize('damage', ['flip', 'truncate', 'remove'])
+def test_a_damaged_file_is_a_miss_and_never_read(tmp_path, damage):
+  spec = replace(TIERED, ssd_url=tmp_path.as_uri())
+  first = served_once(spec, rounds(6, 1))
+  files = sorted(p for p in tmp_path.rglob('*/*-*') if p.is_file())
+  assert len(files) > 20
+  for file in files[::2]:
+    data = bytearray(file.read_bytes())
+    if damage == 'remove':
+      file.unlink()
+    elif damage == 'truncate':
+      file.write_bytes(data[: len(data) // 2])
+    else:
+      data[-7] ^= 4
+      file.write_bytes(data)
+  again = served_once(spec, rounds(6, 1))
+  assert tokens_of(again) == tokens_of(first)

@@ -23,6 +23,8 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.engine import programs
 from mooncake_jax.engine.assign import assign_devices
 from mooncake_jax.engine.decode_run import DecodeTask
@@ -174,14 +176,11 @@ class DeviceBackend:
       else:
         self._at(replica.segment).segment.drop([replica.replica_id])
 
-  def adopt(self, instance: str) -> list[tuple[BlockKey, int]]:
-    """Blocks that an earlier process left on the instance's SSD.
-
-    Each is (key, bytes), readable as the first replica of segment
-    '<instance>/ssd' and that key which an op or `drop` names. Blocks for as
-    long as listing them takes; once, before the first transfer.
-    """
-    return self._at(instance).adopt()
+  def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
+    """See `Backend`."""
+    if medium(segment) != 'ssd':
+      return []
+    return self._at(owner(segment)).adopt()
 
   def cancel(self, work_id: WorkId) -> None:
     """See `Backend`."""

@@ -86,7 +86,7 @@ class Run:
     return self.computed_tokens == self.request.num_prompt_tokens
 
 
-WorkStep = Literal['fetch', 'chunk', 'put', 'handoff', 'decode', 'offload']
+WorkStep = Literal['fetch', 'chunk', 'put', 'handoff', 'decode', 'copy']
 Payload = PrefillChunk | DecodeBatch | tuple[TransferOp, ...]
 
 
@@ -95,9 +95,9 @@ class Work:
   """Work of an instance at the backend.
 
   Attributes:
-    run: whose it is; None for a decode batch or an offload.
+    run: whose it is; None for a decode batch or copies.
     held: the replicas that a fetch reads or a put writes.
-    tasks: the copies that an offload makes.
+    tasks: the copies between segments that it makes.
   """
 
   step: WorkStep

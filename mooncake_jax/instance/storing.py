@@ -26,6 +26,7 @@ from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Work
 from mooncake_jax.request import BlockKey
+from mooncake_jax.store.client import Copies
 from mooncake_jax.store.client import StoreClient
 from mooncake_jax.store.outcomes import Evicted
 
@@ -106,11 +107,11 @@ class InstanceStore:
       *self._offload(now_s),
     ]
 
-  def on_offload(
+  def on_copies(
     self, work: Work, completion: Completion, now_s: float
   ) -> Effects:
-    """Copies on the SSD were written: publish them, or give them up."""
-    published, revoked = self.client.offload_done(work.tasks, completion, now_s)
+    """Copies were written: publish them, or give them up."""
+    published, revoked = self.client.copies_done(work.tasks, completion, now_s)
     return [
       *stored(published, now_s),
       *([Drop(tuple(revoked))] if revoked else []),
@@ -162,12 +163,17 @@ class InstanceStore:
 
   def _offload(self, now_s: float) -> Effects:
     """Copies to the SSD what the next puts will push out."""
-    offload = self.client.offload(self.name, now_s)
-    effects = dropped(offload.evicted, now_s)
-    if offload.ops:
-      work = Work('offload', self.name, offload.ops, tasks=offload.tasks)
-      effects.append(Start(work))
-    return effects
+    return copying(self.client.offload(self.name, now_s), now_s)
+
+
+def copying(copies: Copies, now_s: float) -> Effects:
+  """Starts copies, as one work of the instance that gets them."""
+  effects = dropped(copies.evicted, now_s)
+  if copies.ops:
+    name = owner(copies.tasks[0].dst.segment)
+    work = Work('copy', name, copies.ops, tasks=copies.tasks)
+    effects.append(Start(work))
+  return effects
 
 
 def stored(replicas: Iterable[Replica], now_s: float) -> list[BlocksStored]:

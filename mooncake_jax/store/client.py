@@ -37,8 +37,8 @@ class Put:
 
 
 @dataclass(frozen=True)
-class Offload:
-  """Copies to the SSD to be made by `ops`, and what went to make room."""
+class Copies:
+  """Copies between segments to be made by `ops`, and what made room."""
 
   tasks: tuple[CopyTask, ...]
   ops: tuple[TransferOp, ...]
@@ -155,17 +155,36 @@ class StoreClient:
       self.master.put_revoke(replica.key, replica)
     return published, revoked
 
-  def offload(self, segment: str, now_s: float) -> Offload:
+  def offload(self, segment: str, now_s: float) -> Copies:
     """Starts copies of what is evicted next to the segment's lower tier."""
     victims = self.master.victims(segment, now_s)
+    return self._copies(victims.tasks, victims.evicted)
+
+  def repair(self, now_s: float) -> Copies:
+    """Starts copies of hot blocks that lost one with a segment."""
+    size = self.layout.block_bytes
+    tasks: list[CopyTask] = []
+    evicted: list[Evicted] = []
+    for wanting in self.master.under_replicated(now_s):
+      target = self.master.choose_segment(wanting.key, size, now_s)
+      if target is None:
+        continue
+      source = self.master.peek(wanting.key)[0].segment
+      start = self.master.copy_start(wanting.key, source, target, now_s)
+      evicted += start.evicted
+      tasks += [start.task] if start.task is not None else []
+    return self._copies(tuple(tasks), tuple(evicted))
+
+  def _copies(
+    self, tasks: tuple[CopyTask, ...], evicted: tuple[Evicted, ...]
+  ) -> Copies:
     layers = (0, self.layout.num_layers)
     ops = tuple(
-      TransferOp(task.src, task.dst, *layers, task.size_bytes)
-      for task in victims.tasks
+      TransferOp(task.src, task.dst, *layers, task.size_bytes) for task in tasks
     )
-    return Offload(victims.tasks, ops, victims.evicted)
+    return Copies(tasks, ops, evicted)
 
-  def offload_done(
+  def copies_done(
     self, tasks: Sequence[CopyTask], completion: Completion, now_s: float
   ) -> tuple[list[Replica], list[Replica]]:
     """Publishes the copies that were written; returns (published, revoked)."""
