@@ -28,13 +28,13 @@ class Checked(Ledger):
         segment, [c for _, c in copies if c.segment is segment]
       )
     for key, copy in copies:
-      assert copy.replica.key == key, copy.replica
+      assert copy.key == key, copy.replica
       assert self._segments[copy.replica.segment] is copy.segment
       assert (copy.state == OPEN) == (copy in self._open), copy.replica
       assert (copy.state == LEAVING) == (copy in self._leaving), copy.replica
     alive = {copy for _, copy in copies}
     assert alive >= {*self._open, *self._leaving, *self._tasks}
-    ids = [copy.replica.replica_id for _, copy in copies]
+    ids = [copy.replica_id for _, copy in copies]
     assert len(ids) == len(set(ids)), 'a replica id was used twice'
     self._check_tasks()
     self._check_quotas(alive)

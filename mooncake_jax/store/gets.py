@@ -84,7 +84,7 @@ class Gets(Ledger):
       copy.uses += 1
       copy.stamp = stamp
       stamp -= 1
-      found.append(copy.replica)
+      found.append(Replica(place.name, copy.replica_id, key))
     if place is not None:
       used[place] = used.get(place, 0) + len(found) - start
     for place, num_blocks in used.items():
@@ -162,7 +162,7 @@ class Gets(Ledger):
     copies = self._segment(segment).copies()
     readable = [copy for copy in copies if copy.state >= COMPLETE]
     readable.sort(key=lambda copy: copy.stamp)
-    return tuple(copy.replica.key for copy in readable)
+    return tuple(copy.key for copy in readable)
 
   def used_bytes(self, segment: str) -> int:
     return self._segment(segment).used_bytes
@@ -186,7 +186,7 @@ class Gets(Ledger):
       else:
         distance = 2 if place.name == prefer else 3
       load = place.load_at(now_s)
-      return place.medium_rank, distance, load, copy.replica.replica_id
+      return place.medium_rank, distance, load, copy.replica_id
 
     group = own.group if own is not None else None
     readable = [

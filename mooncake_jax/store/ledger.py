@@ -6,7 +6,7 @@ the Master's other parts only decide when.
 """
 
 from collections.abc import Iterable
-import itertools
+from collections.abc import Sequence
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.request import BlockKey
@@ -76,7 +76,6 @@ class Ledger:
     self._tasks: dict[Copy, CopyTask] = {}  # by destination
     self._leaving: dict[Copy, float] = {}  # until when
     self._bereft: dict[BlockKey, int] = {}  # copies wanted again
-    self._ids = itertools.count()
     self._stamp = 0
 
   def _segment(self, name: str) -> Segment:
@@ -88,35 +87,51 @@ class Ledger:
   def _find(self, replica: Replica) -> Copy | None:
     block = self._blocks.get(replica.key)
     copy = block.first if block is not None else None
-    while copy is not None and copy.replica != replica:
+    replica_id = replica.replica_id
+    while copy is not None and copy.replica_id != replica_id:
       copy = copy.next
+    assert copy is None or copy.segment.name == replica.segment, replica
     return copy
 
   def _allocate(
     self,
-    key: BlockKey,
+    chain: Sequence[BlockKey],
+    indices: Sequence[int],
     size_bytes: int,
     segment: Segment,
-    stamp: int,
     position: int,
     tenant: str | None,
     now_s: float,
-  ) -> Copy:
-    """Makes an open copy; the caller has seen to the room."""
-    replica = Replica(segment.name, next(self._ids), key)
-    copy = Copy(replica, segment, size_bytes, stamp, position, tenant)
-    block = self._blocks.get(key)
-    if block is None:
-      block = self._blocks[key] = Block(copy)
-    else:
-      block.link(copy)
-    copy.block = block
-    segment.used_bytes += size_bytes
-    segment.num_copies += 1
-    if tenant is not None:
-      self._quotas.charge(tenant, size_bytes)
-    self._open[copy] = now_s
-    return copy
+  ) -> list[Copy]:
+    """Makes open copies of chain[i], i in indices, tails stamped first.
+
+    Block i of the chain stands at `position` + i. The caller has seen to the
+    room.
+    """
+    made, blocks, under_way = [], self._blocks, self._open
+    top = self._stamp + len(chain)
+    self._stamp = top
+    for i in indices:
+      key = chain[i]
+      block = blocks.get(key)
+      is_new = block is None
+      if block is None:
+        block = blocks[key] = Block(key)
+      stamp = top - i
+      copy = Copy(
+        block, segment, size_bytes, stamp, stamp, position + i, tenant
+      )
+      if is_new:
+        block.first = copy
+      else:
+        block.link(copy)
+      under_way[copy] = now_s
+      made.append(copy)
+    segment.used_bytes += len(made) * size_bytes
+    segment.num_copies += len(made)
+    if tenant is not None and made:
+      self._quotas.charge(tenant, len(made) * size_bytes)
+    return made
 
   def _publish(self, copy: Copy) -> None:
     """Shows an open copy to readers and to eviction."""
@@ -129,7 +144,8 @@ class Ledger:
   def _forget(self, copy: Copy) -> Evicted:
     """Ends a copy, whatever its state, and what hung on it."""
     block, segment, state = copy.block, copy.segment, copy.state
-    assert block is not None, copy.replica
+    assert block is not None, copy.replica_id
+    gone = copy.replica
     if state == OPEN:
       del self._open[copy]
       self._settle(copy, saved=False)
@@ -141,12 +157,12 @@ class Ledger:
     segment.num_copies -= 1
     if copy.tenant is not None:
       self._quotas.refund(copy.tenant, copy.size_bytes)
-    key = copy.replica.key
+    key = gone.key
     if not block.unlink(copy):
       del self._blocks[key]
       self._bereft.pop(key, None)
     copy.block = copy.next = None
-    return Evicted(key, copy.replica)
+    return Evicted(key, gone)
 
   def _forget_all(self, copies: Iterable[Copy]) -> tuple[Evicted, ...]:
     return tuple(self._forget(c) for c in copies if c.block is not None)

@@ -179,7 +179,7 @@ class Mounts(Tasks):
     lost, kept = [], []
     for copy in copies:
       assert copy.block is not None
-      key, readable = copy.replica.key, copy.block.num_readable()
+      key, readable = copy.key, copy.block.num_readable()
       (kept if readable > 1 else lost).append(key)
       if readable > 1:
         self._bereft[key] = max(readable, self._bereft.get(key, 0))

@@ -13,6 +13,7 @@ from typing import Literal
 from typing import Optional
 
 from mooncake_jax.backend import Replica
+from mooncake_jax.request import BlockKey
 from mooncake_jax.store.queue import EvictionQueue
 
 # States of a copy. From COMPLETE on it is offered to readers.
@@ -38,6 +39,7 @@ class Copy:
     block: None once the Master has forgotten the copy.
     next: the block's next copy, in another segment.
     uses: puts and leased gets of it.
+    replica_id: the stamp of its making, so never used twice.
     stamp: of its last use, in the Master's count of uses.
     position: of its block in the chain that was put, in blocks.
     tenant: who is charged for it; None: nobody.
@@ -47,7 +49,7 @@ class Copy:
     'block',
     'next',
     'position',
-    'replica',
+    'replica_id',
     'segment',
     'size_bytes',
     'stamp',
@@ -58,14 +60,15 @@ class Copy:
 
   def __init__(
     self,
-    replica: Replica,
+    block: 'Block',
     segment: 'Segment',
     size_bytes: int,
+    replica_id: int,
     stamp: int,
     position: int,
     tenant: str | None,
   ):
-    self.replica = replica
+    self.replica_id = replica_id
     self.segment = segment
     self.size_bytes = size_bytes
     self.stamp = stamp
@@ -73,28 +76,40 @@ class Copy:
     self.tenant = tenant
     self.state = OPEN
     self.uses = 1
-    self.block: Block | None = None
+    self.block: Block | None = block
     self.next: Copy | None = None
 
   def __lt__(self, other: 'Copy') -> bool:
     """Among copies that a policy holds equal, the older goes first."""
-    return self.replica.replica_id < other.replica.replica_id
+    return self.replica_id < other.replica_id
+
+  @property
+  def key(self) -> BlockKey:
+    assert self.block is not None, 'forgotten'
+    return self.block.key
+
+  @property
+  def replica(self) -> Replica:
+    """Its name for others, made when asked for: most are never."""
+    return Replica(self.segment.name, self.replica_id, self.key)
 
 
 class Block:
   """A key's copies and what holds them.
 
   Attributes:
-    first: its copies, linked by `next`; never without one.
+    first: its copies, linked by `next`; set by whoever makes the block.
     lease_until_s: end of the last lease granted.
     pinned_until_s: end of its soft pin, inf while hard pinned.
     heat: leased gets, halved at every period of the Master's half-life.
   """
 
-  __slots__ = ('first', 'heat', 'lease_until_s', 'pinned_until_s')
+  __slots__ = ('first', 'heat', 'key', 'lease_until_s', 'pinned_until_s')
 
-  def __init__(self, first: Copy):
-    self.first = first
+  first: Copy
+
+  def __init__(self, key: BlockKey):
+    self.key = key
     self.lease_until_s = NEVER_S
     self.pinned_until_s = NEVER_S
     self.heat = 0
@@ -120,7 +135,9 @@ class Block:
 
   def link(self, copy: Copy) -> None:
     """Adds a copy behind the others."""
-    *_, last = self.copies()
+    last = self.first
+    while last.next is not None:
+      last = last.next
     last.next = copy
 
   def unlink(self, copy: Copy) -> bool:

@@ -100,14 +100,15 @@ class Offload(Room):
 
   def _open_copy(self, source: Copy, there: Segment, now_s: float) -> Copy:
     """Opens a copy of `source` as old as it, unused and charged to nobody."""
-    target = self._allocate(
-      source.replica.key,
+    (target,) = self._allocate(
+      (source.key,),
+      (0,),
       source.size_bytes,
       there,
-      source.stamp,
       source.position,
       None,
       now_s,
     )
+    target.stamp = source.stamp
     target.uses = 0
     return target

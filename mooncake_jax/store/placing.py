@@ -4,6 +4,7 @@
 from collections.abc import Collection
 from collections.abc import Sequence
 
+from mooncake_jax.backend import Replica
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.objects import COMPLETE
 from mooncake_jax.store.objects import Copy
@@ -46,29 +47,19 @@ class Placing(Offload):
     if len(new) > room:
       stop, refusal = new[room], self._why(space, room, size_bytes)
       new = new[:room]
-    stamp = self._stamp + last - first
-    self._stamp = stamp
-    shift = position - first
-    replicas = [
-      self._allocate(
-        chain[i],
-        size_bytes,
-        space,
-        stamp - i + first,
-        i + shift,
-        tenant,
-        now_s,
-      ).replica
-      for i in new
-    ]
+    made = self._allocate(
+      chain, new, size_bytes, space, position - first, tenant, now_s
+    )
+    name = space.name
+    replicas = [Replica(name, copy.replica_id, copy.key) for copy in made]
     space.add_load(len(new), now_s)
     self._counts.stored += stop - first - len(new)
-    made = PutChain(stop, tuple(replicas), tuple(new), tuple(evicted), refusal)
-    return self._refused(made) if refusal else made
+    put = PutChain(stop, tuple(replicas), tuple(new), tuple(evicted), refusal)
+    return self._refused(put) if refusal else put
 
-  def _refused(self, made: PutChain) -> PutChain:
-    self._counts.put_refusals[made.refusal] += 1
-    return made
+  def _refused(self, put: PutChain) -> PutChain:
+    self._counts.put_refusals[put.refusal] += 1
+    return put
 
   def _missing(
     self,
@@ -80,7 +71,8 @@ class Placing(Offload):
   ) -> tuple[list[int], list[Evicted]]:
     """Which blocks the segment has not; those it has are used once more."""
     new, evicted, blocks = [], [], self._blocks
-    stamp = self._stamp + last
+    stamp = self._stamp + len(chain)
+    self._stamp = stamp
     for i in range(first, last):
       block = blocks.get(chain[i])
       copy = block.copy_in(space) if block is not None else None

@@ -136,9 +136,8 @@ class Puts(Placing):
       return copy.replica if copy.state >= COMPLETE else None
     if space.draining or size_bytes > space.free_bytes:
       return None
-    self._stamp += 1
-    copy = self._allocate(
-      key, size_bytes, space, self._stamp, position, None, 0.0
+    (copy,) = self._allocate(
+      (key,), (0,), size_bytes, space, position, None, 0.0
     )
     copy.uses = 0
     self._publish(copy)

@@ -50,10 +50,16 @@ class Removal(Ledger):
     return self._remove_where(lambda key: search(key.hex()) is not None, now_s)
 
   def discard(self, replica: Replica) -> tuple[Evicted, ...]:
-    """Forgets a replica whose bytes are bad or gone, leased or not."""
+    """Forgets a replica whose bytes are bad or gone, leased or not.
+
+    With it go the half-written copies that are made from it.
+    """
     self._counts.calls['discard'] += 1
     copy = self._find(replica)
-    return () if copy is None else (self._forget(copy),)
+    if copy is None:
+      return ()
+    orphans = [t for t, task in self._tasks.items() if task.src == replica]
+    return self._forget_all([*orphans, copy])
 
   def _remove_where(
     self, matches: Callable[[BlockKey], bool], now_s: float

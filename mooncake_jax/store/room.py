@@ -14,6 +14,8 @@ from mooncake_jax.store.outcomes import Evicted
 from mooncake_jax.store.pins import Pins
 
 _FOREVER = float('inf')
+# Blocks beyond what is needed that one put evicts: some milliseconds' work.
+_MAX_BATCH = 1000
 
 
 def held_until_s(block: Block) -> float:
@@ -42,7 +44,8 @@ class Room(Pins):
     need = segment.used_bytes + num_bytes - limit
     if not num_bytes or need <= 0 or segment.stuck_until_s >= now_s:
       return ()
-    goal = max(need, int(capacity * self.eviction_ratio))
+    batch = min(int(capacity * self.eviction_ratio), _MAX_BATCH * size_bytes)
+    goal = max(need, batch)
     least = size_bytes - segment.free_bytes
     return self._evict(segment, goal, least, now_s, keep)
 
@@ -85,7 +88,7 @@ class Room(Pins):
     while freed < goal_bytes and (copy := segment.queue.pop()) is not None:
       block = copy.block
       assert block is not None
-      if copy.replica.key in keep or tenant not in (None, copy.tenant):
+      if block.key in keep or tenant not in (None, copy.tenant):
         aside.append(copy)
         free_at_s = -_FOREVER
       elif copy.state == LEAVING or block.is_open():
