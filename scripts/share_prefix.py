@@ -46,21 +46,20 @@ def share(model: str, num_tokens: int, storage_mib: int) -> dict[str, Any]:
   with running_master() as master:
     with running_storage(master.address, storage_mib * MIB) as storage:
       for name in ('first', 'second'):
-        said[name] = _serve(
-          [
-            *('--model', model),
-            *('--tokens', str(num_tokens)),
-            *('--master', master.address),
-            *('--daemon', storage.address),
-          ]
-        )
+        said[name] = serve(model, num_tokens, master.address, storage.address)
   said['same_tokens'] = said['first']['answer'] == said['second']['answer']
   return said
 
 
-def _serve(arguments: list[str]) -> dict[str, Any]:
-  """Serves in a process of its own."""
-  command = [sys.executable, '-m', 'scripts.share_prefix_serve', *arguments]
+def serve(
+  model: str, num_tokens: int, master: str, daemon: str | None = None
+) -> dict[str, Any]:
+  """Serves in a process of its own, over TCP or memory of the daemon."""
+  command = [
+    *(sys.executable, '-m', 'scripts.share_prefix_serve'),
+    *('--model', model, '--tokens', str(num_tokens), '--master', master),
+    *(('--daemon', daemon) if daemon else ()),
+  ]
   done = subprocess.run(
     command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=SERVE_S
   )

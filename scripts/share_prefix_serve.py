@@ -75,10 +75,11 @@ class Server:
     ops = []
     for i, key in enumerate(keys, first):
       pages = self.layout.block_pages(self.pages(1 << 30), i)
-      ends = (DevicePages(NAME, pages), Replica(STORE, i, key))
+      here, there = DevicePages(NAME, pages), Replica(STORE, i, key)
+      src, dst = (here, there) if to_store else (there, here)
       for layers in ranges:
         num_bytes = self.layout.part_bytes(len(pages), layers)
-        op = TransferOp(*ends[:: 1 if to_store else -1], *layers, num_bytes)
+        op = TransferOp(src, dst, *layers, num_bytes)
         ops.append(op)
     work = self.backend.transfer(
       tuple(ops), 0, self.backend.now_s() + DEADLINE_S

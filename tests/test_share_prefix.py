@@ -5,6 +5,8 @@ import pytest
 
 from mooncake_jax.transfer.mooncake_client import import_wheel
 from scripts import share_prefix
+from scripts.mooncake_master import running_master
+from scripts.mooncake_master import running_storage
 
 try:
   import_wheel('mooncake.store')
@@ -19,3 +21,13 @@ def test_the_second_process_gets_what_the_first_computed():
   assert said['second']['hit_tokens'] == 256
   assert said['second']['put_blocks'] == 0
   assert said['same_tokens']
+
+
+def test_a_killed_owner_costs_a_recomputation_not_a_token():
+  with running_master() as master:
+    with running_storage(master.address, 64 << 20) as storage:
+      first = share_prefix.serve('no such model', 300, master.address)
+      storage.kill()  # the master does not know yet
+      second = share_prefix.serve('no such model', 300, master.address)
+  assert (first['put_blocks'], second['hit_tokens']) == (2, 0)
+  assert second['answer'] == first['answer']

@@ -36,7 +36,8 @@ class Reads:
     """Returns the block [L, 2, S, K, H], fetched here or by another thread.
 
     Raises:
-      Exception: what `fetch` raised; the next one to ask fetches again.
+      Exception: what `fetch` raised; the replica stays lost until `forget`,
+        so that its other layers cost no second wait.
     """
     with self._lock:
       read = self._reads.get(replica_id)
@@ -48,7 +49,6 @@ class Reads:
       try:
         read.block.set_result(fetch())
       except BaseException as error:
-        self.forget(replica_id)
         # Without the frames of `fetch`, which refer to memory.
         read.block.set_exception(error.with_traceback(None))
     block_L2SKH = read.block.result()
