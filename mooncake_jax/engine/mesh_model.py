@@ -132,7 +132,7 @@ class MeshModel:
     self, pages: tuple[int, ...], start_layer: int, stop_layer: int
   ) -> jax.Array:
     """Returns pages of a layer range as a block [L, 2, S, K, H]."""
-    pages_n, start = self._put((self._pages(pages), np.int32(start_layer)))
+    pages_n, start = self._pages(pages), np.int32(start_layer)
     num_layers = stop_layer - start_layer
     return page_copies.copy_out(self._kv, pages_n, start, num_layers)
 
@@ -140,7 +140,7 @@ class MeshModel:
     self, pages: tuple[int, ...], start_layer: int, block_L2SKH: jax.Array
   ) -> jax.Array:
     """Writes a block into pages; what it returns is ready when it is done."""
-    pages_n, start = self._put((self._pages(pages), np.int32(start_layer)))
+    pages_n, start = self._pages(pages), np.int32(start_layer)
     self._kv, done = page_copies.copy_in(self._kv, pages_n, start, block_L2SKH)
     return done
 

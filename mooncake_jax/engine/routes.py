@@ -134,8 +134,10 @@ class Routes:
     ):
       far_routes.write(run, self.book, tier, op.dst, part, check, left)
       return
+    may_run_now = False
     if isinstance(op.dst, Replica):
       instance = self._at(op.dst.segment)
+      may_run_now = instance.spec.checksums != 'all'  # computing one is work
       link, place = instance.host_link, instance.host_place
       arrived = partial(self._keep, run, instance, op.dst, part)
     else:
@@ -158,6 +160,7 @@ class Routes:
         ),
       ),
       run.work.priority,
+      may_run_now,
     )
 
   def _verify(self, run: OpRun, part: Part) -> None:

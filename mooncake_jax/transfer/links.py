@@ -77,9 +77,18 @@ class Link:
   def count(self) -> LinkCount:
     return self._worker.count
 
-  def submit(self, move: Move, priority: int) -> None:
-    """Queues a move; lower priority first. Any thread may call."""
-    self._worker.submit(move, priority)
+  def submit(
+    self, move: Move, priority: int, may_run_now: bool = False
+  ) -> None:
+    """Queues a move; lower priority first. Any thread may call.
+
+    Args:
+      may_run_now: a move that copies nothing is made on the calling thread.
+    """
+    if may_run_now and not self._budget and _copies_nothing(move):
+      self._worker.serve_now(move)
+    else:
+      self._worker.submit(move, priority)
 
   def close(self) -> None:
     """Ends the thread after the move under way; drops the others."""
@@ -113,11 +122,10 @@ class Link:
 
   def _put(self, batch: list[Move]) -> list[list[jax.Array]]:
     """Moves all arrays of the batch and waits for them."""
-    arrays = [
-      _as_it_is(array, target) if move.is_private else array
-      for move in batch
-      for array, target in zip(move.arrays, move.targets)
-    ]
+    arrays = []
+    for move in batch:
+      as_it_is = _copies_nothing(move)
+      arrays += map(np.asarray, move.arrays) if as_it_is else move.arrays
     targets = [target for move in batch for target in move.targets]
     moved = iter(jax.block_until_ready(jax.device_put(arrays, targets)))
     return [[next(moved) for _ in move.arrays] for move in batch]
@@ -139,10 +147,13 @@ def _joins(batch: list[Move], move: Move) -> bool:
   return len(batch) < BATCH_MOVES and num_bytes <= BATCH_BYTES
 
 
-def _as_it_is(array: jax.Array | np.ndarray, target: SingleDeviceSharding):
-  """An array on a CPU as NumPy, which another CPU device uses in place."""
-  devices: set[Any] = target.device_set
-  if isinstance(array, jax.Array):
-    devices = devices | array.devices()
-  on_cpus = all(device.platform == 'cpu' for device in devices)
-  return np.asarray(array) if on_cpus else array
+def _copies_nothing(move: Move) -> bool:
+  """Whether the arrays, as NumPy's, are used in place where they go."""
+  if not move.is_private:
+    return False
+  devices: set[Any] = set()
+  for array, target in zip(move.arrays, move.targets):
+    devices |= target.device_set
+    if isinstance(array, jax.Array):
+      devices |= array.devices()
+  return all(device.platform == 'cpu' for device in devices)

@@ -11,13 +11,14 @@ from functools import partial
 
 import jax
 from jax import numpy as jnp
+import numpy as np
 
 
 @partial(jax.jit, static_argnames='num_layers')
 def copy_out(
   kv_LP2CKH: jax.Array,
-  pages_n: jax.Array,
-  start_layer: jax.Array,
+  pages_n: jax.Array | np.ndarray,
+  start_layer: jax.Array | np.int32,
   num_layers: int,
 ) -> jax.Array:
   """Returns pages of layers from `start_layer` as a block [L, 2, S, K, H]."""
@@ -30,8 +31,8 @@ def copy_out(
 @partial(jax.jit, donate_argnames='kv_LP2CKH')
 def copy_in(
   kv_LP2CKH: jax.Array,
-  pages_n: jax.Array,
-  start_layer: jax.Array,
+  pages_n: jax.Array | np.ndarray,
+  start_layer: jax.Array | np.int32,
   block_L2SKH: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Writes a block into pages, in place, page by page.

@@ -19,7 +19,7 @@ class LinkCount:
 
   Attributes:
     num_moves: that arrived.
-    busy_s: seconds its thread spent moving, failed moves included.
+    busy_s: seconds spent moving, failed moves included.
   """
 
   num_bytes: int = 0
@@ -67,12 +67,13 @@ class Worker(Generic[T]):
       heapq.heappush(self._queue, (priority, next(self._order), item))
       self._changed.notify()
 
-  def moved(self, num_bytes: int, num_moves: int = 1) -> None:
-    """Counts what arrived. Worker thread only."""
-    c = self._count
-    self._count = LinkCount(
-      c.num_bytes + num_bytes, c.num_moves + num_moves, c.busy_s
-    )
+  def moved(self, num_bytes: int) -> None:
+    """Counts what arrived."""
+    self._add(LinkCount(num_bytes, 1))
+
+  def serve_now(self, item: T) -> None:
+    """Serves an item on the calling thread, past the queue."""
+    self._timed([item])
 
   def close(self) -> None:
     """Ends the thread after what it serves now; drops the rest."""
@@ -84,13 +85,24 @@ class Worker(Generic[T]):
   def _main(self) -> None:
     try:
       while batch := self._next():
-        start_s = time.perf_counter()
-        self._serve(batch)
-        c, busy_s = self._count, time.perf_counter() - start_s
-        self._count = LinkCount(c.num_bytes, c.num_moves, c.busy_s + busy_s)
+        self._timed(batch)
         del batch  # what it holds is not kept until the next one comes
     except BaseException as error:
       self._on_crash(self._name, error)
+
+  def _timed(self, batch: list[T]) -> None:
+    start_s = time.perf_counter()
+    self._serve(batch)
+    self._add(LinkCount(busy_s=time.perf_counter() - start_s))
+
+  def _add(self, more: LinkCount) -> None:
+    with self._changed:
+      c = self._count
+      self._count = LinkCount(
+        c.num_bytes + more.num_bytes,
+        c.num_moves + more.num_moves,
+        c.busy_s + more.busy_s,
+      )
 
   def _next(self) -> list[T]:
     """Waits for items; empty once closed."""
