@@ -24,9 +24,9 @@ from mooncake_jax.events import KVArrived
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
-from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.decode import Recheck
-from mooncake_jax.instance.prefill import PrefillInstance
+from mooncake_jax.instance.make import make_decode
+from mooncake_jax.instance.make import make_prefill
 from mooncake_jax.instance.run import Drop
 from mooncake_jax.instance.run import failed
 from mooncake_jax.instance.run import Run
@@ -74,27 +74,14 @@ class Cluster:
     self.backend = backend
     self.layout = spec.layout(model)
     self.max_tokens = spec.max_request_tokens(model)
-    self.master = make_master(spec)
+    self.master = make_master(spec, self.layout.block_bytes)
     self._client = StoreClient(self.master, self.layout)
-    self.prefill: dict[str, PrefillInstance] = {}
-    for name in spec.prefill_names:
-      store = InstanceStore(name, self._client, spec.promote_hits)
-      self.prefill[name] = PrefillInstance(
-        name,
-        self.layout,
-        spec.prefill_pages,
-        spec.chunk_tokens,
-        store if spec.reuse else None,
-      )
+    self.prefill = {
+      name: make_prefill(spec, self.layout, self._client, name)
+      for name in spec.prefill_names
+    }
     self.decode = {
-      name: DecodeInstance(
-        name,
-        self.layout,
-        spec.decode_pages,
-        spec.max_batch,
-        spec.max_decode_steps,
-        recheck,
-      )
+      name: make_decode(spec, self.layout, name, recheck)
       for name in spec.decode_names
     }
     self._runs: dict[RunKey, Run] = {}
@@ -183,7 +170,7 @@ class Cluster:
       instance.check()
     if self.idle:
       for instance in (*self.prefill.values(), *self.decode.values()):
-        assert instance.pool.num_free == instance.pool.capacity, instance.name
+        assert instance.is_free, instance.name
 
   # Effects and completions.
 
@@ -334,7 +321,9 @@ class Cluster:
     waiting: set[str] = set()
     if self.decode[decode].release(run):
       waiting |= self._held_back.pop(decode, set())
-    if self.prefill[prefill].release(run):
+    freed, effects = self.prefill[prefill].release(run, self.backend.now_s())
+    self._apply(effects)
+    if freed:
       waiting.add(prefill)
     if run.ended and not run.prefill_pages and not run.decode_pages:
       self._runs.pop(run.key, None)

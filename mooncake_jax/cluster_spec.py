@@ -20,6 +20,8 @@ class ClusterSpec:
     layers_per_transfer: layers in one part of a transfer.
     prefill_pool_tokens, decode_pool_tokens: KVCache an instance's devices
       hold, each at least one request of max_tokens.
+    device_cache_tokens: KVCache of ended prefills that stays in a prefill
+      instance's device memory, beside its pool; a hit there moves nothing.
     max_tokens: prompt + output of one request; None: the model's limit.
     max_batch: rows of a decode batch.
     max_decode_steps: steps of one decode work; a new request waits for one
@@ -48,6 +50,7 @@ class ClusterSpec:
   layers_per_transfer: int = 8
   prefill_pool_tokens: int = 8192
   decode_pool_tokens: int = 16384
+  device_cache_tokens: int = 0
   max_tokens: int | None = None
   max_batch: int = 8
   max_decode_steps: int = 32
@@ -88,7 +91,7 @@ class ClusterSpec:
         raise ValueError(
           f'ClusterSpec.{name}={getattr(self, name)!r} must be > 0 seconds'
         )
-    for name in ('host_bytes', 'ssd_bytes'):
+    for name in ('host_bytes', 'ssd_bytes', 'device_cache_tokens'):
       if getattr(self, name) < 0:
         raise ValueError(
           f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 0'
@@ -109,8 +112,9 @@ class ClusterSpec:
 
   @property
   def prefill_pages(self) -> int:
-    """Pages of a prefill instance's pool, scratch page included."""
-    return self.prefill_pool_tokens // self.page_tokens + 1
+    """Pages of a prefill instance's device, scratch page included."""
+    cached = self.device_cache_tokens // self.page_tokens
+    return self.prefill_pool_tokens // self.page_tokens + cached + 1
 
   @property
   def decode_pages(self) -> int:

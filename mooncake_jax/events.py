@@ -50,6 +50,7 @@ class PrefixFetched(RequestEvent):
   """
 
   started_s: float = 0.0
+  device_tokens: int = 0
   local_tokens: int = 0
   ssd_tokens: int = 0
   remote_tokens: int = 0

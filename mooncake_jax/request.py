@@ -169,7 +169,7 @@ class RequestRecord:
     reason: why it was rejected, failed or cancelled; '' if completed.
     prompt_tokens: length of the prompt.
     reused_tokens: prompt tokens not computed, by the tier that held them
-      ('local_host', 'local_ssd',
+      ('local_device', 'local_host', 'local_ssd',
       'remote_host': another instance's, on whatever medium).
     prefill_s: seconds its chunks ran.
     output_tokens: token ids in order (empty in a simulation from lengths).

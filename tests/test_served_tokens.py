@@ -127,6 +127,7 @@ CASES = {
   'one layer a transfer': ('8/2', {'layers_per_transfer': 1}),
   'no reuse': ('8/4', {'reuse': False}),
   'a store of four blocks': ('8/2', {'host_bytes': 4 * 8 * 3 * 128}),
+  'prefixes stay on the device': ('8/4', {'device_cache_tokens': 96}),
   'one row at a time': ('8/2', {'max_batch': 1, 'decode_pool_tokens': 96}),
   'two devices each': ('8/4', {'tensor_parallel': 2}),
   'two devices, two KV heads': ('8/2', {'tensor_parallel': 2}),

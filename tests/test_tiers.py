@@ -16,6 +16,7 @@ from lifecycle import MODEL
 from lifecycle import SPEC
 from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
+from mooncake_jax.events import PrefixFetched
 from mooncake_jax.request import Placement
 from mooncake_jax.serve import serve
 
@@ -100,6 +101,44 @@ def test_a_block_goes_back_to_host_memory_at_its_second_hit(make_cluster):
   cold, warm, hot = (r.reused_tokens for r in records[12:])
   assert cold == warm == {'local_ssd': 40}
   assert hot['local_host'] >= 32  # one may have found no room at once
+
+
+CACHED = replace(SPEC, prefill_instances=1, device_cache_tokens=80)
+
+
+def test_what_stays_on_the_device_is_hit_without_a_move(make_cluster):
+  """Two prompts of five blocks fit the cache of ten."""
+  cluster = make_cluster(CACHED)
+  records = serve_on(cluster, rounds(2, 3), CACHED)
+  assert [r.reused_tokens for r in records[2:]] == [{'local_device': 40}] * 4
+
+
+def test_the_device_gives_the_head_and_the_host_the_rest(make_cluster):
+  """The cache is full of four prompts' heads; tails went first."""
+  cluster = make_cluster(CACHED)
+  records = serve_on(
+    cluster, rounds(4, 3), CACHED, lambda event: cluster.check()
+  )
+  tiers = [r.reused_tokens for r in records[4:]]
+  assert all(sum(tier.values()) == 40 for tier in tiers)
+  assert any(len(tier) == 2 for tier in tiers)
+
+
+def test_a_cached_block_is_fetched_by_others_from_the_host(make_cluster):
+  spec = replace(SPEC, device_cache_tokens=80)
+  cluster = make_cluster(spec)
+  prompt = np.arange(41) % 50 + 2
+  for i, name in enumerate(spec.prefill_names):
+    request = make_request(f'r{i}', prompt, 3, arrival_s=0.5 * i)
+    placement = Placement(
+      request.request_id, 0, name, 'decode0', fetch_blocks=5
+    )
+    cluster.submit(request, placement)
+    events = []
+    while not cluster.idle:
+      events += cluster.step(None)
+  fetched = next(e for e in events if isinstance(e, PrefixFetched))
+  assert (fetched.device_tokens, fetched.remote_tokens) == (0, 40)
 
 
 def test_with_no_ssd_they_are_just_gone(make_cluster):

@@ -149,9 +149,10 @@ class _FlakyBackend(VirtualBackend):
     )
 
 
+@pytest.mark.parametrize('tiers', ['host', 'all'])
 @pytest.mark.parametrize('seed', range(12))
 @pytest.mark.parametrize('share', [0.02, 0.3])
-def test_failing_works_fail_requests_and_leak_nothing(share, seed):
+def test_failing_works_fail_requests_and_leak_nothing(share, seed, tiers):
   """Whatever fails, every request ends, for a reason, and all is free."""
   spec = replace(
     SPEC,
@@ -160,6 +161,10 @@ def test_failing_works_fail_requests_and_leak_nothing(share, seed):
     host_bytes=9 * 8 * 3 * 128,
     lease_s=0.02,
   )
+  if tiers == 'all':
+    spec = replace(
+      spec, device_cache_tokens=40, ssd_bytes=20 * 8 * 3 * 128, promote_hits=1
+    )
   cluster = Cluster(spec, MODEL, _FlakyBackend(share, seed))
   requests = shared_prefix_requests(25, every_s=0.002, seed=seed)
   records, _ = serve(

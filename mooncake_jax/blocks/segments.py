@@ -2,7 +2,8 @@
 """Names of segments: whose memory it is, and of which medium.
 
 An instance's pinned host memory bears its name, 'prefill0'; its SSD is
-'prefill0/ssd'. The real Mooncake Store, which no instance owns, is
+'prefill0/ssd', and what stays
+in its devices' memory 'prefill0/device'. The real Mooncake Store, which no instance owns, is
 'mooncake'.
 """
 
@@ -14,6 +15,10 @@ REMOTE = 'mooncake'
 
 def ssd_segment(instance: str) -> str:
   return f'{instance}/ssd'
+
+
+def device_segment(instance: str) -> str:
+  return f'{instance}/device'
 
 
 def owner(segment: str) -> str:

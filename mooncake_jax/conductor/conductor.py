@@ -171,7 +171,12 @@ class Conductor:
       matches = self.index.match(request.block_keys[:reusable])
     candidates = tuple(
       Candidate(
-        name, match.usable, match.stored, load.queue_s(now_s), match.slow
+        name,
+        match.usable,
+        match.stored,
+        load.queue_s(now_s),
+        match.slow,
+        match.fast,
       )
       for name, load in self._prefill.items()
       for match in (matches.get(name, Match()),)

@@ -24,11 +24,13 @@ class Match:
     stored: blocks it holds now, which others may fetch too.
     usable: the same with those expected there by the time they are needed.
     slow: of the usable ones, those that lie on its SSD only.
+    fast: leading blocks that lie in its device memory.
   """
 
   stored: int = 0
   usable: int = 0
   slow: int = 0
+  fast: int = 0
 
 
 class PrefixIndex:
@@ -92,7 +94,10 @@ class PrefixIndex:
     usable = self._walk(keys, self._holders)
     return {
       instance: Match(
-        stored.get(instance, 0), count, self._slow(instance, keys[:count])
+        stored.get(instance, 0),
+        count,
+        self._slow(instance, keys[:count]),
+        self._fast(instance, keys[:count]),
       )
       for instance, count in usable.items()
     }
@@ -111,6 +116,13 @@ class PrefixIndex:
       and instance not in self._expected.get(key, ())
       for key in keys
     )
+
+  def _fast(self, instance: str, keys: tuple[BlockKey, ...]) -> int:
+    """How many of the leading keys the instance has on its device."""
+    for i, key in enumerate(keys):
+      if 'device' not in self._stored.get(key, {}).get(instance, ()):
+        return i
+    return len(keys)
 
   def _walk(self, keys, holders) -> dict[str, int]:
     """For five keys held by {a,b} {a,b} {a} {b} {a}: a matches 3, b 2."""

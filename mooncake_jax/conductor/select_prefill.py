@@ -23,6 +23,7 @@ class Candidate:
     prefix_blocks: prompt blocks it can reuse from its own segment.
     stored_blocks: of them, those another instance could fetch now.
     queue_s: seconds until it could start.
+    device_blocks: of the prefix blocks, those that need not be moved.
     ssd_blocks: of the prefix blocks, those that come from its SSD.
   """
 
@@ -31,6 +32,7 @@ class Candidate:
   stored_blocks: int
   queue_s: float
   ssd_blocks: int = 0
+  device_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Question:
     extra = max(fetch.stored_blocks - local, 0) if fetch else 0
     prefix = (local + extra) * self.block_size_tokens
     transfer_s = (
-      self._transfer_s(local - at.ssd_blocks, 'onload')
+      self._transfer_s(local - at.ssd_blocks - at.device_blocks, 'onload')
       + self._transfer_s(at.ssd_blocks, 'ssd_read')
       + self._transfer_s(extra, 'copy')
     )

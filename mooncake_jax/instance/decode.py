@@ -148,6 +148,11 @@ class DecodeInstance:
     assert len(self._rows) <= self.max_batch
     assert not set(self._rows) & set(self._joining)
 
+  @property
+  def is_free(self) -> bool:
+    """Whether no run holds a page."""
+    return self.pool.num_free == self.pool.capacity
+
   def _context(self, run: Run) -> int:
     return run.request.num_prompt_tokens + run.num_emitted
 

@@ -26,6 +26,7 @@ from mooncake_jax.blocks.pool import PagePool
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.events import PrefixFetched
+from mooncake_jax.instance.device_cache import DeviceCache
 from mooncake_jax.instance.run import Effects
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Start
@@ -46,22 +47,20 @@ class PrefillInstance:
     layout: KVLayout,
     num_pages: int,
     chunk_tokens: int,
-    store: InstanceStore | None,
   ):
-    """Makes an idle instance.
+    """Makes an idle instance that reuses nothing; give it a `store` to do so.
 
     Args:
       name: of the instance and of its segment.
       layout: how KVCache is cut.
       num_pages: of its device pool, scratch included.
       chunk_tokens: prefill_chunk of the paper.
-      store: None turns reuse off; nothing is read or put then.
     """
     self.name = name
     self.layout = layout
     self.pool = PagePool(num_pages)
     self.chunk_tokens = chunk_tokens
-    self.store = store
+    self.store: InstanceStore | None = None
     self.queue: deque[Run] = deque()
     self._ready: deque[Run] = deque()
     self._num_chunks = 0
@@ -125,18 +124,37 @@ class PrefillInstance:
       self._ready.remove(run)
     return self._dispatch()
 
-  def release(self, run: Run) -> bool:
-    """Frees the run's prefill pages once it is done with them."""
+  def release(self, run: Run, now_s: float) -> tuple[bool, Effects]:
+    """Frees the run's prefill pages once it is done with them.
+
+    Returns:
+      Whether pages came free, and what the device cache did with them.
+    """
     done = run.ended or (run.prefilled and not run.handoffs_open)
     if not run.prefill_pages or run.prefill_uses or not done:
-      return False
-    self.pool.release(run.prefill_pages)
+      return False, []
+    pages, effects = run.prefill_pages, []
+    if self.store is not None:
+      pages, effects = self.store.give_back(run, now_s)
+    self.pool.release(pages)
     run.prefill_pages = ()
-    return True
+    return True, effects
 
   def check(self) -> None:
     self.pool.check()
+    if self.cache is not None:
+      self.cache.check()
     assert 0 <= self._num_chunks <= MAX_CHUNKS
+
+  @property
+  def cache(self) -> DeviceCache | None:
+    return None if self.store is None else self.store.cache
+
+  @property
+  def is_free(self) -> bool:
+    """Whether no run holds a page."""
+    cached = 0 if self.cache is None else self.cache.num_pages
+    return self.pool.num_free + cached == self.pool.capacity
 
   def _fetch(self, run: Run, now_s: float, again: bool = True) -> Effects:
     """Reads the prefix, as far as it is at hand, then begins."""
@@ -160,6 +178,7 @@ class PrefillInstance:
       run.left_queue_s,
       local_tokens=tiers['host'] * size,
       ssd_tokens=tiers['ssd'] * size,
+      device_tokens=tiers['device'] * size,
       remote_tokens=tiers['remote'] * size,
     )
     return [

@@ -35,6 +35,7 @@ class Run:
     prefill_uses, decode_uses: works under way that touch those pages.
     prefix: replicas of the leading blocks, to be read or read already.
     loaded_blocks: of them, those that lie in the pages.
+    shared: of them, those whose pages are the device cache's.
     num_fetches: reads of the prefix that were started.
     next_start: prompt tokens [0, next_start) are computed or dispatched.
     computed_tokens: [0, computed) have their KVCache on the device.
@@ -53,6 +54,7 @@ class Run:
   prefix: tuple[Replica, ...] = ()
   left_queue_s: float = 0.0
   loaded_blocks: int = 0
+  shared: tuple[Replica, ...] = ()
   num_fetches: int = 0
   next_start: int = 0
   computed_tokens: int = 0

@@ -11,15 +11,18 @@ replicas there are; what is still missing then is recomputed.
 """
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
+from mooncake_jax.instance.device_cache import DeviceCache
 from mooncake_jax.instance.run import Drop
 from mooncake_jax.instance.run import Effects
 from mooncake_jax.instance.run import Run
@@ -36,10 +39,17 @@ MAX_FETCHES = 2
 class InstanceStore:
   """One prefill instance's dealings with the store."""
 
-  def __init__(self, name: str, client: StoreClient, promote_hits: int):
+  def __init__(
+    self,
+    name: str,
+    client: StoreClient,
+    promote_hits: int,
+    cache: DeviceCache | None = None,
+  ):
     """Reads and puts for instance `name`.
 
     Args:
+      cache: of blocks that stay on the device, if it keeps any.
       promote_hits: a block on the instance's SSD is put back to its host
         segment at this hit and after; 1 at once. Of one that was put straight
         to the SSD the put counts as a hit.
@@ -47,6 +57,7 @@ class InstanceStore:
     self.name = name
     self.client = client
     self.promote_hits = promote_hits
+    self.cache = cache
 
   def lease(self, run: Run, now_s: float) -> None:
     """Keeps the run's prefix while it queues."""
@@ -60,6 +71,8 @@ class InstanceStore:
     held = self.client.hold_prefix(
       self._keys(run), self.name, plan.fetch_blocks, plan.fetch_from, now_s
     )
+    if not run.loaded_blocks:
+      self._share(run, held)
     missing = held[run.loaded_blocks :]
     run.prefix = run.prefix[: run.loaded_blocks] + missing
     if not missing:
@@ -117,6 +130,39 @@ class InstanceStore:
       *([Drop(tuple(revoked))] if revoked else []),
     ]
 
+  def _share(self, run: Run, held: tuple[Replica, ...]) -> None:
+    """Takes the pages of leading blocks that the device has already."""
+    own = device_segment(self.name)
+    shared = tuple(takewhile(lambda r: r.segment == own, held))
+    if self.cache is None or not shared:
+      return
+    num_pages = len(shared) * self.client.layout.pages_per_block
+    self.cache.pool.release(run.prefill_pages[:num_pages])
+    run.prefill_pages = self.cache.share(shared) + run.prefill_pages[num_pages:]
+    run.shared, run.loaded_blocks = shared, len(shared)
+    run.prefix = shared
+
+  def give_back(
+    self, run: Run, now_s: float
+  ) -> tuple[tuple[int, ...], Effects]:
+    """Ends the run's hold on shared blocks; the cache keeps what it can.
+
+    Returns:
+      The run's own pages that go back to the pool, and what to tell.
+    """
+    pages, layout = run.prefill_pages, self.client.layout
+    own = pages[len(run.shared) * layout.pages_per_block :]
+    if self.cache is None:
+      return own, []
+    effects: Effects = []
+    if run.prefilled:
+      keys = run.request.block_keys
+      kept, effects = self.cache.keep(keys, len(keys), pages, now_s)
+      own = tuple(page for page in own if page not in kept)
+    self.cache.unshare(run.shared)
+    run.shared = ()
+    return own, effects
+
   def _keys(self, run: Run) -> tuple[BlockKey, ...]:
     """Keys of the prompt's blocks that may be reused."""
     num_tokens = run.request.num_prompt_tokens
@@ -140,7 +186,7 @@ class InstanceStore:
     """Whether a block that was read is not to be put to the host segment."""
     if owner(replica.segment) != self.name:
       return False
-    if medium(replica.segment) == 'host':
+    if medium(replica.segment) != 'ssd':
       return True
     return self.client.master.uses(replica) < self.promote_hits
 

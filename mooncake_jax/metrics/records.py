@@ -66,6 +66,7 @@ class RecordBook:
         record.reused_tokens = {
           tier: count
           for tier, count in (
+            ('local_device', event.device_tokens),
             ('local_host', event.local_tokens),
             ('local_ssd', event.ssd_tokens),
             ('remote_host', event.remote_tokens),

@@ -14,6 +14,8 @@ from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.blocks.segments import device_segment
+from mooncake_jax.blocks.segments import medium
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.master import Master
 from mooncake_jax.store.outcomes import CopyTask
@@ -64,11 +66,22 @@ class StoreClient:
 
     Blocks on the instance's own media always serve. Up to `max_remote_blocks`
     others may come from elsewhere, from segment `prefer` where it has them.
-    The prefix ends at the first block that neither gives.
+    The prefix ends at the first block that neither gives. Device memory gives
+    leading blocks to its own instance only.
     """
-    return self.master.get_chain(
+    held: list[Replica] = []
+    own_device = device_segment(segment)
+    for replica in self.master.get_chain(
       keys, now_s, segment, prefer, max_remote_blocks
-    )
+    ):
+      if medium(replica.segment) == 'device':
+        leads = all(r.segment == own_device for r in held)
+        if replica.segment != own_device or not leads:
+          replica = self._off_device(replica)
+      if replica is None:
+        break
+      held.append(replica)
+    return tuple(held)
 
   def lease(self, keys: Sequence[BlockKey], now_s: float) -> None:
     """Keeps what there is of a chain for `lease_s`, as no use of it."""
@@ -197,6 +210,11 @@ class StoreClient:
         self.master.copy_revoke(task)
         revoked.append(task.dst)
     return published, revoked
+
+  def _off_device(self, replica: Replica) -> Replica | None:
+    """Another copy of the block, one that lies in no device's memory."""
+    others = self.master.peek(replica.key)
+    return next((r for r in others if medium(r.segment) != 'device'), None)
 
   def _whole(
     self, held: Sequence[Replica], completion: Completion

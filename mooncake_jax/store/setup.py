@@ -3,6 +3,7 @@
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
@@ -17,7 +18,7 @@ POLICIES: dict[str, eviction.Policy] = {
 }
 
 
-def make_master(spec: ClusterSpec) -> Master:
+def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
   """A Master with the empty segments of a cluster.
 
   Raises:
@@ -31,18 +32,28 @@ def make_master(spec: ClusterSpec) -> Master:
   master = Master(
     spec.lease_s, spec.high_watermark, policy=POLICIES[spec.eviction]
   )
+  num_blocks = spec.device_cache_tokens // spec.block_size_tokens
+  device_bytes = num_blocks * block_bytes
   for name in spec.prefill_names:
+    if spec.device_cache_tokens:
+      mount(master, spec, device_segment(name), device_bytes)
     if spec.ssd_bytes:
       mount(master, spec, ssd_segment(name))
     mount(master, spec, name)
   return master
 
 
-def mount(master: Master, spec: ClusterSpec, segment: str) -> None:
+def mount(
+  master: Master, spec: ClusterSpec, segment: str, device_bytes: int = 0
+) -> None:
   """Mounts one of the cluster's segments, empty."""
-  if medium(segment) == 'ssd':
-    master.mount(segment, spec.ssd_bytes, 'ssd')
-    return
+  match medium(segment):
+    case 'ssd':
+      master.mount(segment, spec.ssd_bytes, 'ssd')
+      return
+    case 'device':
+      master.mount(segment, device_bytes, 'device')
+      return
   lower = ssd_segment(segment) if spec.ssd_bytes else None
   master.mount(segment, spec.host_bytes, 'host', lower=lower)
 

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances as a cluster's spec wants them."""
+
+from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.instance.decode import DecodeInstance
+from mooncake_jax.instance.decode import Recheck
+from mooncake_jax.instance.device_cache import DeviceCache
+from mooncake_jax.instance.prefill import PrefillInstance
+from mooncake_jax.instance.storing import InstanceStore
+from mooncake_jax.store.client import StoreClient
+
+
+def make_prefill(
+  spec: ClusterSpec, layout: KVLayout, client: StoreClient, name: str
+) -> PrefillInstance:
+  """An idle prefill instance; with no store where reuse is off."""
+  instance = PrefillInstance(
+    name, layout, spec.prefill_pages, spec.chunk_tokens
+  )
+  if spec.reuse:
+    cache = None
+    if spec.device_cache_tokens:
+      cache = DeviceCache(name, client.master, layout, instance.pool)
+    instance.store = InstanceStore(name, client, spec.promote_hits, cache)
+  return instance
+
+
+def make_decode(
+  spec: ClusterSpec, layout: KVLayout, name: str, recheck: Recheck | None
+) -> DecodeInstance:
+  """An idle decode instance."""
+  return DecodeInstance(
+    name,
+    layout,
+    spec.decode_pages,
+    spec.max_batch,
+    spec.max_decode_steps,
+    recheck,
+  )
