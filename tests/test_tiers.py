@@ -103,23 +103,23 @@ def test_a_block_goes_back_to_host_memory_at_its_second_hit(make_cluster):
   assert hot['local_host'] >= 32  # one may have found no room at once
 
 
-CACHED = replace(SPEC, prefill_instances=1, device_cache_tokens=80)
+CACHED = replace(SPEC, prefill_instances=1, device_cache_tokens=96)
 
 
 def test_what_stays_on_the_device_is_hit_without_a_move(make_cluster):
-  """Two prompts of five blocks fit the cache of ten."""
+  """Two prompts of five blocks fit the cache of twelve."""
   cluster = make_cluster(CACHED)
   records = serve_on(cluster, rounds(2, 3), CACHED)
   assert [r.reused_tokens for r in records[2:]] == [{'local_device': 40}] * 4
 
 
 def test_the_device_gives_the_head_and_the_host_the_rest(make_cluster):
-  """The cache is full of four prompts' heads; tails went first."""
+  """Of three prompts two fit; of the oldest the head is left."""
   cluster = make_cluster(CACHED)
   records = serve_on(
-    cluster, rounds(4, 3), CACHED, lambda event: cluster.check()
+    cluster, rounds(3, 3), CACHED, lambda event: cluster.check()
   )
-  tiers = [r.reused_tokens for r in records[4:]]
+  tiers = [r.reused_tokens for r in records[3:]]
   assert all(sum(tier.values()) == 40 for tier in tiers)
   assert any(len(tier) == 2 for tier in tiers)
 
