@@ -51,6 +51,12 @@ def segment(master: Server):
   made.close()
 
 
+def freeze(server: Server) -> None:
+  """Stops a process and waits until it has stopped."""
+  os.kill(server.process.pid, signal.SIGSTOP)
+  os.waitpid(server.process.pid, os.WUNTRACED)
+
+
 @contextmanager
 def within(limit_s: float):
   start_s = time.monotonic()
@@ -80,7 +86,7 @@ def test_a_killed_owner_s_blocks_are_lost_and_room_returns(master, segment):
       assert time.monotonic() < until_s
       time.sleep(0.1)
     with pytest.raises(BlockMissing):
-      read(segment, 1)
+      read(segment, 1, replica_id=99)
 
 
 def test_the_other_replica_serves_when_an_owner_is_killed(master):
@@ -149,7 +155,7 @@ def test_a_killed_master_fails_all_calls_in_time(master, segment):
 def test_a_master_that_hangs_costs_one_deadline_then_nothing(master, segment):
   with running_storage(master.address, 16 * MIB):
     put(segment, 1)
-    os.kill(master.process.pid, signal.SIGSTOP)
+    freeze(master)
     with within(LIMIT_S), pytest.raises(StoreTimeout):
       read(segment, 1)
     for number in range(2, 6):  # while it pauses
@@ -162,7 +168,7 @@ def test_a_master_that_hangs_costs_one_deadline_then_nothing(master, segment):
 
 
 def test_a_hanging_master_takes_no_member(master):
-  os.kill(master.process.pid, signal.SIGSTOP)
+  freeze(master)
   with within(LIMIT_S), pytest.raises((StoreUnreachable, StoreTimeout)):
     open_segment(master.address, timeout_s=LIMIT_S)
   os.kill(master.process.pid, signal.SIGCONT)

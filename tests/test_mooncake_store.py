@@ -121,20 +121,18 @@ def test_foreign_bytes_under_a_key_are_removed_and_put_anew(segment):
   put(segment, 2)
   slot = segment._arena.take(1.0)
   segment._object.gather(slot, replica_of(2).key, [Part(0, 3, (block_of(2),))])
-  job = segment._job(segment._client.put, replica_of(1).key, slot)
-  assert segment._ask([job]) == [0]
+  assert segment._calls.put(replica_of(1).key, slot) == 0
   with pytest.raises(BlockCorrupt, match='checksum'):
     read(segment, 1)
   with pytest.raises(BlockMissing):
-    read(segment, 1)
+    read(segment, 1, replica_id=1001)
   put(segment, 1)
-  assert is_right(read(segment, 1), 1)
+  assert is_right(read(segment, 1, replica_id=1002), 1)
 
 
 def test_an_object_of_another_size_is_refused(segment: MooncakeSegment):
   slot = segment._arena.take(1.0)[:4096]
-  job = segment._job(segment._client.put, replica_of(1).key, slot)
-  assert segment._ask([job]) == [0]
+  assert segment._calls.put(replica_of(1).key, slot) == 0
   with pytest.raises(BlockCorrupt, match='4096 bytes'):
     read(segment, 1)
 

@@ -11,6 +11,7 @@ from mooncake_jax.transfer.checksum import ChecksumError
 
 MISSING = -704
 FULL = -200
+NO_ANSWER = frozenset((-900, -901))  # of the master
 
 
 class MooncakeError(RuntimeError):

@@ -102,7 +102,7 @@ class Lane:
           return []
         batch = [self._queue.popleft()]
         while self._queue and len(batch) < self._max_batch:
-          if self._queue[0].run != batch[0].run:
+          if not _may_join(self._queue[0], batch):
             break
           batch.append(self._queue.popleft())
         if live := [job for job in batch if _is_wanted(job)]:
@@ -134,6 +134,15 @@ class Lane:
     if closed:
       for job in jobs:
         job.future.set_result(FULL)
+
+
+def _may_join(job: Job, batch: list[Job]) -> bool:
+  """Whether a job can go in the same call.
+
+  Never twice the same key: a get would fill one of the two slots and say that
+  it filled both (seen in 0.3.13.post1).
+  """
+  return job.run == batch[0].run and all(job.key != j.key for j in batch)
 
 
 def _is_wanted(job: Job) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 import threading
-import time
 
 import numpy as np
 
@@ -25,19 +24,15 @@ from mooncake_jax.transfer.entry import BlockFormat
 from mooncake_jax.transfer.far import Layers
 from mooncake_jax.transfer.mooncake_arena import Arena
 from mooncake_jax.transfer.mooncake_arena import slot_stride
+from mooncake_jax.transfer.mooncake_calls import Calls
 from mooncake_jax.transfer.mooncake_client import MooncakeClient
 from mooncake_jax.transfer.mooncake_client import MooncakeConfig
 from mooncake_jax.transfer.mooncake_errors import BlockCorrupt
 from mooncake_jax.transfer.mooncake_errors import error_of
-from mooncake_jax.transfer.mooncake_errors import StoreTimeout
-from mooncake_jax.transfer.mooncake_errors import StoreUnreachable
-from mooncake_jax.transfer.mooncake_lane import Job
 from mooncake_jax.transfer.mooncake_object import ObjectFormat
 from mooncake_jax.transfer.mooncake_reads import Reads
 from mooncake_jax.transfer.segment import overlap
 from mooncake_jax.transfer.segment import Part
-
-NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass
@@ -77,13 +72,13 @@ class MooncakeSegment:
     self._object = ObjectFormat(block)
     stride = slot_stride(self._object.num_bytes)
     self._client = MooncakeClient(config, stride * config.staging_blocks)
+    self._calls = Calls(self._client)
     self._arena = Arena(self._client.memory, self._object.num_bytes)
     self._reads = Reads(config.staging_blocks // 2)
     self._lock = threading.Lock()
     self._blocks: dict[int, _Block] = {}
     self._dropped: set[BlockKey] = set()
     self._used_bytes = 0
-    self._paused_until_s = 0.0
 
   @property
   def used_bytes(self) -> int:
@@ -168,14 +163,11 @@ class MooncakeSegment:
     Raises:
       MooncakeError: it did not answer in time.
     """
-    codes = self._ask([self._job(self._client.exists, key) for key in keys])
-    return [code == 1 for code in codes]
+    return self._calls.exists(keys)
 
   def remove(self, keys: Sequence[BlockKey], force: bool = False) -> int:
     """Removes blocks, those that others read only by force; says how many."""
-    run = self._client.remove_now if force else self._client.remove
-    codes = self._ask([self._job(run, key) for key in keys])
-    return sum(code == 0 for code in codes)
+    return sum(code == 0 for code in self._calls.remove(keys, force))
 
   def close(self) -> None:
     """Leaves the store; arrays that were read stay valid."""
@@ -206,7 +198,7 @@ class MooncakeSegment:
   def _put(self, replica: Replica, parts: list[Part]) -> None:
     slot = self._take_slot()
     self._object.gather(slot, replica.key, parts)
-    code = self._ask([self._job(self._client.put, replica.key, slot)])[0]
+    code = self._calls.put(replica.key, slot)
     if code < 0:
       raise error_of(code, self._title(replica))
 
@@ -214,7 +206,7 @@ class MooncakeSegment:
     """Brings a block, [L, 2, S, K, H]; its memory is nobody else's."""
     slot = self._take_slot()
     title = f'segment {self.name!r} block {key.hex()}'
-    code = self._ask([self._job(self._client.get, key, slot)])[0]
+    code = self._calls.get(key, slot)
     if code < 0:
       raise error_of(code, title)
     if code != slot.nbytes:
@@ -225,30 +217,6 @@ class MooncakeSegment:
       return self._object.view(slot)
     self.remove([key], force=True)  # else no put could ever replace it
     raise BlockCorrupt(f'{title}: {why}; removed')
-
-  def _job(self, run, key: BlockKey, slot: np.ndarray = NOTHING) -> Job:
-    deadline_s = time.monotonic() + self._config.timeout_s
-    return Job(run, key.hex(), slot, deadline_s)
-
-  def _ask(self, jobs: list[Job]) -> list[int]:
-    """The codes of jobs of one kind, unless the master fails to answer."""
-    if time.monotonic() < self._paused_until_s:
-      raise StoreUnreachable(f'segment {self.name!r}: no answer a moment ago')
-    client = self._client
-    try:
-      for job in jobs:
-        putting = job.run == client.put
-        (client.put_lane if putting else client.get_lane).submit(job)
-      codes = [job.result() for job in jobs]
-    except StoreTimeout:
-      self._pause()
-      raise
-    if any(code in (-900, -901) for code in codes):
-      self._pause()
-    return codes
-
-  def _pause(self) -> None:
-    self._paused_until_s = time.monotonic() + self._config.pause_s
 
   def _take_slot(self) -> np.ndarray:
     if not self._arena.num_free:
