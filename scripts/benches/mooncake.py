@@ -14,10 +14,14 @@ import time
 
 import numpy as np
 
+from mooncake_jax.backend import Replica
+from mooncake_jax.transfer.entry import BlockFormat
 from mooncake_jax.transfer.mooncake_client import import_wheel
 from mooncake_jax.transfer.mooncake_client import MooncakeClient
 from mooncake_jax.transfer.mooncake_client import MooncakeConfig
 from mooncake_jax.transfer.mooncake_lane import Job
+from mooncake_jax.transfer.mooncake_store import MooncakeSegment
+from mooncake_jax.transfer.segment import Part
 from scripts.benches import limits
 from scripts.benches.loopback import loopback
 from scripts.benches.rows import best_s
@@ -27,6 +31,7 @@ from scripts.mooncake_master import running_storage
 
 MIB = 1 << 20
 SIZES = {'64KiB': 64 << 10, '1MiB': MIB, '8MiB': 8 * MIB, '64MiB': 64 * MIB}
+BLOCK = BlockFormat(16, 256, 4, 64, np.dtype('float32'))  # 8 MiB
 BATCH = 16
 ARENA_BYTES = 128 * MIB  # most bytes of one call
 STORE_BYTES = 512 * MIB
@@ -52,6 +57,7 @@ def mooncake(quick: bool) -> list[Row]:
         store = Store(config)
         rows += store.rows(way, sizes, repeats)
         store.close()
+        rows += _segment(way, config, repeats)
   return rows
 
 
@@ -78,6 +84,35 @@ def _socket(sizes: dict[str, int], repeats: int) -> list[Row]:
         reference = 'one stream, sendall and recv_into'
         rows.append(Row(metric, num_bytes / seconds, 'B/s', reference))
   return rows
+
+
+def _segment(way: str, config: MooncakeConfig, repeats: int) -> list[Row]:
+  """Blocks through our segment: gathered or viewed, with their checksum."""
+  num_bytes = BLOCK.num_bytes(0, BLOCK.num_layers)
+  part = Part(
+    0, BLOCK.num_layers, (np.ones(BLOCK.shape(0, BLOCK.num_layers), 'f4'),)
+  )
+  segment = MooncakeSegment('mooncake', config, BLOCK, 1 << 40)
+  times_s: dict[str, list[float]] = {'put': [], 'get': []}
+  for number in range(repeats + config.staging_blocks):  # uses every slot once
+    replica = Replica('mooncake', number, number.to_bytes(32, 'big'))
+    start_s = time.perf_counter()
+    segment.store(replica, part)
+    put_s = time.perf_counter()
+    segment.read(replica, (0, BLOCK.num_layers))
+    times_s['get'].append(time.perf_counter() - put_s)
+    times_s['put'].append(put_s - start_s)
+    segment.remove([replica.key], force=True)
+  segment.close()
+  return [
+    Row(
+      f'mooncake.{way}.segment.{num_bytes // MIB}MiB.{what}_bytes_per_s',
+      num_bytes / min(times[config.staging_blocks :]),
+      'B/s',
+      'gather and seal, or check, included',
+    )
+    for what, times in times_s.items()
+  ]
 
 
 class Store:
