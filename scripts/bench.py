@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs benchmarks; the exit status is 1 while a target is missed.
 
-python scripts/bench.py prefill decode store [--json FILE] [--quick]
+python scripts/bench.py prefill decode store master hits [--json FILE] [--quick]
 """
 
 import argparse

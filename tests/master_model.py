@@ -10,6 +10,8 @@ from dataclasses import field
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.store.objects import MEDIA
+from mooncake_jax.store.objects import Medium
+from mooncake_jax.store.outcomes import CopyTask
 
 
 @dataclass
@@ -32,15 +34,16 @@ class Held:
 class Model:
   lease_s: float
   timeout_s: float
-  places: dict = field(
+  # name -> (capacity, medium, lower)
+  places: dict[str, tuple[int, Medium, str | None]] = field(
     default_factory=dict
-  )  # name -> (capacity, medium, lower)
+  )
   live: dict[Replica, Held] = field(default_factory=dict)
   leases: dict[bytes, float] = field(default_factory=dict)
   pins: dict[bytes, float] = field(default_factory=dict)
   quotas: dict[str, int] = field(default_factory=dict)
   draining: set[str] = field(default_factory=set)
-  tasks: dict[Replica, object] = field(default_factory=dict)  # by destination
+  tasks: dict[Replica, CopyTask] = field(default_factory=dict)  # by destination
   now: float = 0.0
 
   def of(self, key: bytes) -> list[Replica]:
@@ -118,3 +121,13 @@ class Model:
 
     ranks = {rank(r) for r in self.readable(key)}
     return {min((r for r in ranks if far or r[1] < 2), default=(9, 9))}
+
+  def at(self, place: str) -> list[Replica]:
+    live = self.live.items()
+    return [r for r, h in live if r.segment == place and h.readable]
+
+  def cut_off(self, place: str) -> None:
+    """Nobody offloads to it any more."""
+    for above, (capacity, medium, lower) in self.places.items():
+      if lower == place:
+        self.places[above] = (capacity, medium, None)

@@ -145,7 +145,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
 
   def __init__(self):
     super().__init__()
-    self.master = _make_master(capacity=45, lease_s=3.0)
+    self.master = _make_master(capacity=45, lease_s=3.0, put_timeout_s=1e9)
     self.now_s = 0.0
     self.open = []  # (key, replica) between put_start and put_end
     self.readable = {}  # replica -> key

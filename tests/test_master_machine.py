@@ -13,12 +13,14 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from mooncake_jax.store.master import Master
+from mooncake_jax.store.objects import CONDEMNED
+from mooncake_jax.store.objects import Medium
 from tests.master_model import Model
 
 LEASE_S, TIMEOUT_S = 3.0, 8.0
 KEYS = [bytes([i]) for i in range(10)]
 CHAIN = tuple(KEYS[:6])
-PLACES = {
+PLACES: dict[str, tuple[int, Medium, str | None]] = {
   'a/ssd': (60, 'ssd', None),
   'a': (45, 'host', 'a/ssd'),
   'b': (40, 'host', None),
@@ -74,7 +76,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     if start.replica is not None:
       model.open(start.replica, size, tenant)
     elif start.stored:
-      assert was_here in model.live
+      assert was_here is not None and was_here in model.live
       model.live[was_here].leaves = None
     self.after_put(start.refusal, place, size, tenant)
     if start.stored or start.replica is not None:
@@ -199,6 +201,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     if start.refusal == 'source':
       assert source is None or not model.live[source].readable
     elif start.task is not None:
+      assert source is not None
       model.evict(start.evicted, dst, (key,))
       size = model.live[source].size
       model.open(
@@ -207,6 +210,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       assert start.task.src == source and start.task.size_bytes == size
       model.tasks[start.task.dst] = start.task
     elif start.stored:
+      assert source is not None and there is not None
       if not model.live[there].open:
         model.live[there].leaves = None
         if move:
@@ -270,7 +274,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
 
   def is_condemned(self, replica):
     copy = self.master._find(replica)
-    return copy is not None and copy.state == 4
+    return copy is not None and copy.state == CONDEMNED
 
   @stateful.rule(key=keys)
   def remove(self, key):
@@ -327,14 +331,14 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     model = self.model
     if name not in model.places:
       return
-    was, first = self.at(name), name not in model.draining
+    was, first = model.at(name), name not in model.draining
     gone = self.master.unmount(name, model.now)
     model.draining.add(name)
     for _, replica in gone.evicted:
       assert not model.leased(replica.key) or not first
       model.end(replica)
     if first:
-      self.cut_off(name)
+      model.cut_off(name)
       for replica in was:
         if replica in model.live:
           model.live[replica].leaves = model.leases.get(replica.key, -1.0)
@@ -349,26 +353,17 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     model = self.model
     if name not in model.places:
       return
-    was = self.at(name)
+    was = model.at(name)
     gone = self.master.lose(name)
     for replica in [e.replica for e in gone.evicted]:
       assert model.tasks[replica].src.segment == name
       model.end(replica)
     for replica in [r for r in model.live if r.segment == name]:
       model.end(replica)
-    self.cut_off(name)
+    model.cut_off(name)
     assert set(gone.lost) == {r.key for r in was if not model.readable(r.key)}
     assert set(gone.kept) == {r.key for r in was if model.readable(r.key)}
     self.forget_empty()
-
-  def at(self, name):
-    live = self.model.live
-    return [r for r, h in live.items() if r.segment == name and h.readable]
-
-  def cut_off(self, name):
-    for above, (capacity, medium, lower) in self.model.places.items():
-      if lower == name:
-        self.model.places[above] = (capacity, medium, None)
 
   @stateful.invariant()
   def agrees(self):
@@ -382,7 +377,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
         model.pins.pop(key, None)
     for name in model.places:
       assert master.used_bytes(name) == model.used(name)
-      assert set(master.inventory(name)) == {r.key for r in self.at(name)}
+      assert set(master.inventory(name)) == {r.key for r in model.at(name)}
     for replica, held in model.live.items():
       valid = master.lease_valid(replica.key, replica, model.now)
       assert valid == (not held.open and model.leased(replica.key))

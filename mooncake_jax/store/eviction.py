@@ -44,3 +44,10 @@ def length_aware(copy: Judged) -> float:
   early = _LAST_POSITION - min(copy.position, _LAST_POSITION)
   rank = (copy.uses << _POSITION_BITS) + early
   return (rank << _STAMP_BITS) + copy.stamp
+
+
+POLICIES: dict[str, Policy] = {
+  'lru': lru,
+  'lfu': lfu,
+  'length_aware': length_aware,
+}

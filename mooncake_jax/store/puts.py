@@ -94,7 +94,27 @@ class Puts(Placing):
   def put_end_chain(self, replicas: Sequence[Replica]) -> tuple[bool, ...]:
     """put_end for each; what its segment left meanwhile is forgotten."""
     self._counts.calls['put_end'] += 1
-    return tuple([self._end(replica) for replica in replicas])
+    blocks, under_way, tasks = self._blocks, self._open, self._tasks
+    ended = []
+    for replica in replicas:
+      block = blocks.get(replica.key)
+      copy = block.first if block is not None else None
+      if (
+        copy is None
+        or copy.replica_id != replica.replica_id
+        or copy.state != OPEN
+        or copy.segment.draining
+        or copy in tasks
+      ):
+        ended.append(self._end(replica))
+        continue
+      del under_way[copy]
+      copy.state = COMPLETE
+      space = copy.segment
+      (space.queue if space.lower is None else space.unsaved).add(copy)
+      space.stuck_until_s = -1.0
+      ended.append(True)
+    return tuple(ended)
 
   def put_revoke(self, key: BlockKey, replica: Replica) -> None:
     """Gives up a replica that was not published; ignores one that is gone.

@@ -4,6 +4,8 @@
 from collections.abc import Callable
 
 from scripts.benches.decode import decode
+from scripts.benches.hits import hits
+from scripts.benches.master import master
 from scripts.benches.prefill import prefill
 from scripts.benches.rows import Row
 from scripts.benches.store import store
@@ -12,4 +14,6 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'decode': decode,
   'store': store,
+  'master': master,
+  'hits': hits,
 }
