@@ -29,11 +29,18 @@ from mooncake_jax.model.params import Params
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Sampling
+from mooncake_jax.transfer import cpu_copies
 from mooncake_jax.transfer import page_copies
+from mooncake_jax.transfer.heads import HeadSlices
 
 
 class MeshModel:
-  """Dispatches prefill chunks, decode steps and page copies on one pool."""
+  """Dispatches prefill chunks, decode steps and page copies on one pool.
+
+  Attributes:
+    can_copy_now: whether the pool is a CPU's memory.
+    copies_now: whether it makes use of that.
+  """
 
   def __init__(
     self,
@@ -55,6 +62,7 @@ class MeshModel:
     self._kv = kv_pool.init_pool(
       config, spec.num_pages, layout.page_tokens, kv_dtype, mesh
     )
+    self.copies_now = self.can_copy_now = cpu_copies.on_cpu(self._kv)
 
   @property
   def is_lost(self) -> bool:
@@ -135,6 +143,32 @@ class MeshModel:
     pages_n, start = self._pages(pages), np.int32(start_layer)
     num_layers = stop_layer - start_layer
     return page_copies.copy_out(self._kv, pages_n, start, num_layers)
+
+  def copy_out_now(
+    self, pages: tuple[int, ...], start_layer: int, stop_layer: int
+  ) -> HeadSlices | None:
+    """The same as slices that are there at once; None where that can't be."""
+    if not self._is_at_rest:
+      return None
+    pages_n = self._pages(pages)
+    return cpu_copies.copy_out(self._kv, pages_n, start_layer, stop_layer)
+
+  def copy_in_now(
+    self, pages: tuple[int, ...], start_layer: int, block_L2SKH: jax.Array
+  ) -> bool:
+    """Writes a block at once; False where that can't be. Nobody reads."""
+    is_there = block_L2SKH.is_ready()  # pyright: ignore
+    if not (is_there and self._is_at_rest):
+      return False
+    pages_n = self._pages(pages)
+    cpu_copies.copy_in(self._kv, pages_n, start_layer, block_L2SKH)
+    return True
+
+  @property
+  def _is_at_rest(self) -> bool:
+    """Whether the pool is a CPU's memory that no program writes."""
+    kv = self._kv
+    return self.copies_now and kv.is_ready()  # pyright: ignore
 
   def copy_in(
     self, pages: tuple[int, ...], start_layer: int, block_L2SKH: jax.Array

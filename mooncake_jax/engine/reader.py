@@ -61,11 +61,16 @@ class Reader:
   ) -> None:
     """Queues a result that was just dispatched. Owner thread only."""
     expected = Expected(result, self._now_s(), ready, failed)
-    if self._num_read == self._num_queued and result.is_ready():  # pyright: ignore
+    if self.is_idle and result.is_ready():  # pyright: ignore
       self._read(expected)  # the thread has nothing to do meanwhile
       return
     self._num_queued += 1
     self._queue.put(expected)
+
+  @property
+  def is_idle(self) -> bool:
+    """Whether all that was dispatched has ended. Owner thread only."""
+    return self._num_read == self._num_queued
 
   def restart_clock(self) -> None:
     """The clock was set to 0. Only while nothing is expected."""

@@ -29,7 +29,7 @@ from mooncake_jax.engine.tasks import ScatterTask
 from mooncake_jax.transfer.book import TransferBook
 from mooncake_jax.transfer.checksum import ChecksumError
 from mooncake_jax.transfer.far import FarTier
-from mooncake_jax.transfer.heads import split_heads
+from mooncake_jax.transfer.heads import HeadSlices
 from mooncake_jax.transfer.links import Move
 from mooncake_jax.transfer.op_run import OpRun
 from mooncake_jax.transfer.page_copies import split_pages
@@ -106,11 +106,11 @@ class Routes:
     piece: slice,
     instance: Instance,
     num_bytes: int,
-    block_L2SKH: jax.Array,
+    slices: HeadSlices,
   ) -> None:
     left = partial(instance.staging.give, num_bytes)
     op = run.op
-    part = Part(op.start_layer, op.stop_layer, split_heads(block_L2SKH))
+    part = Part(op.start_layer, op.stop_layer, slices)
     self._send(run, part, piece, left)
 
   def _start_from_replica(self, run: OpRun, src: Replica) -> None:

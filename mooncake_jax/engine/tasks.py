@@ -21,6 +21,8 @@ from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.mesh_model import MeshModel
 from mooncake_jax.engine.reader import Reader
 from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.heads import HeadSlices
+from mooncake_jax.transfer.heads import split_heads
 
 # Chunks dispatched and unfinished: the device never waits for the host, and a
 # cancel still finds most chunks undispatched.
@@ -106,8 +108,8 @@ class GatherTask:
     priority: lower first among those held back.
     is_live: False drops it.
     begin: called right before the copy; False drops it too.
-    gathered: called on the reader's thread with the block, whose staging
-      bytes it gives back.
+    gathered: called on the reader's thread, or the owner's, with the block's
+      slices, whose staging bytes it gives back.
   """
 
   pages: tuple[int, ...]
@@ -117,7 +119,7 @@ class GatherTask:
   priority: int
   is_live: Callable[[], bool]
   begin: Callable[[], bool]
-  gathered: Callable[[jax.Array], None]
+  gathered: Callable[[HeadSlices], None]
   failed: Callable[[Exception], None]
 
   def run(self, desk: Desk) -> None:
@@ -125,14 +127,18 @@ class GatherTask:
     if not self.begin():
       desk.staging.give(self.num_bytes)
       return
+    what = (self.pages, self.start_layer, self.stop_layer)
     try:
-      block = desk.model.copy_out(self.pages, self.start_layer, self.stop_layer)
+      if (slices := desk.model.copy_out_now(*what)) is not None:
+        self.gathered(slices)
+        return
+      block = desk.model.copy_out(*what)
     except Exception:
       desk.staging.give(self.num_bytes)
       raise
     desk.reader.expect(
       block,
-      lambda started_s, ended_s: self.gathered(block),
+      lambda started_s, ended_s: self.gathered(split_heads(block)),
       lambda error: self._failed(desk, error),
     )
 
@@ -151,7 +157,8 @@ class ScatterTask:
 
   Attributes:
     is_live: False drops it: its op has ended, the pages may be another's.
-    done: called on the reader's thread when the bytes are readable.
+    done: called on the reader's thread, or the owner's, when the bytes are
+      readable.
     left: called once the block's memory is free, whatever came.
   """
 
@@ -168,7 +175,12 @@ class ScatterTask:
     if not self.is_live():
       self.left()
       return
-    marker = desk.model.copy_in(self.pages, self.start_layer, self.block)
+    what = (self.pages, self.start_layer, self.block)
+    if desk.reader.is_idle and desk.model.copy_in_now(*what):
+      self.left()
+      self.done()
+      return
+    marker = desk.model.copy_in(*what)
     desk.reader.expect(marker, self._ready, self.fail)
 
   def fail(self, error: Exception) -> None:

@@ -5,6 +5,7 @@ All works read and write scratch page 0 only, so pools stay as they are.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -35,9 +36,10 @@ def warmup(backend: DeviceBackend) -> float:
     if spec.role != 'decode':
       for size in spec.chunk_buckets:
         backend.prefill(spec.name, _chunk(backend, spec, size))
-  for op in _copies(backend):
-    backend.transfer((op,), 0, float('inf'))
-  _finish(backend)
+  with _by_programs(backend):
+    for op in _copies(backend):
+      backend.transfer((op,), 0, float('inf'))
+    _finish(backend)
   for size in sorted({b for s in _decoders(backend) for b in s.batch_sizes}):
     for spec in _decoders(backend):
       if size in spec.batch_sizes:
@@ -46,6 +48,17 @@ def warmup(backend: DeviceBackend) -> float:
   seconds = backend.now_s() - start_s
   backend.restart_clock()
   return seconds
+
+
+@contextmanager
+def _by_programs(backend: DeviceBackend) -> Iterator[None]:
+  """Has pages copied by programs, as they are while a CPU is busy."""
+  models = [instance.model for instance in backend.instances.values()]
+  for model in models:
+    model.copies_now = False
+  yield
+  for model in models:
+    model.copies_now = model.can_copy_now
 
 
 def _decoders(backend: DeviceBackend) -> list[InstanceSpec]:

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages out of and into a pool that lies in a CPU's memory, by memcpy.
+
+A compiled copy reads what it is about to overwrite into the cache first;
+memcpy does not, and moves half as much again. Only for a pool whose programs
+have all ended: the caller, its owner, sees to that, and that nobody else reads
+the pages meanwhile. These wait for nothing and return when the copy is done.
+
+L layer, P page, n pages, C token in a page, K KV head, H head dim.
+"""
+
+import ctypes
+
+import jax
+import numpy as np
+
+from mooncake_jax.transfer.entries import aligned
+from mooncake_jax.transfer.heads import HeadSlices
+
+
+def on_cpu(array: jax.Array) -> bool:
+  return all(device.platform == 'cpu' for device in array.devices())
+
+
+def copy_out(
+  kv_LP2CKH: jax.Array, pages: np.ndarray, start_layer: int, stop_layer: int
+) -> HeadSlices:
+  """Returns pages as slices [L, 2, n * C, K, H] of their heads."""
+  slices: dict[int, np.ndarray] = {}
+  for shard in kv_LP2CKH.addressable_shards:
+    first_head = shard.index[4].start or 0
+    if first_head not in slices:
+      pool = _view(shard.data)[start_layer:stop_layer]
+      slices[first_head] = _gather(pool, pages, kv_LP2CKH.dtype)
+  return tuple(slices[head] for head in sorted(slices))
+
+
+def copy_in(
+  kv_LP2CKH: jax.Array,
+  pages: np.ndarray,
+  start_layer: int,
+  block_L2SKH: jax.Array,
+) -> None:
+  """Writes a block into pages of the pool, in place."""
+  blocks = {s.device: s.data for s in block_L2SKH.addressable_shards}
+  for shard in kv_LP2CKH.addressable_shards:
+    block = _view(blocks[shard.device])
+    L, two, _, K, H = block.shape
+    pool = _view(shard.data)[start_layer : start_layer + L]
+    block_L2nCKH = block.reshape(L, two, len(pages), -1, K, H)
+    for i, page in enumerate(pages.tolist()):
+      np.copyto(pool[:, page], block_L2nCKH[:, :, i])
+
+
+def _gather(
+  pool_LP2CKH: np.ndarray, pages: np.ndarray, dtype: np.dtype
+) -> np.ndarray:
+  L, _, two, C, K, H = pool_LP2CKH.shape
+  n = len(pages)
+  num_bytes = L * two * n * C * K * H * pool_LP2CKH.itemsize
+  block = aligned(num_bytes).view(pool_LP2CKH.dtype)
+  block_L2nCKH = block.reshape(L, two, n, C, K, H)
+  for i, page in enumerate(pages.tolist()):
+    np.copyto(block_L2nCKH[:, :, i], pool_LP2CKH[:, page])
+  return block.view(dtype).reshape(L, two, n * C, K, H)
+
+
+def _view(array: jax.Array) -> np.ndarray:
+  """A CPU array's memory, as integers of its item size; keeps nothing alive.
+
+  A NumPy array made by JAX would count as a user of the pool and keep it from
+  being donated.
+  """
+  memory = (ctypes.c_uint8 * array.nbytes).from_address(
+    array.unsafe_buffer_pointer()
+  )
+  flat = np.ctypeslib.as_array(memory).view(f'u{array.dtype.itemsize}')
+  return flat.reshape(array.shape)
