@@ -3,17 +3,21 @@
 
 from dataclasses import replace
 
+import jax
+from jax import numpy as jnp
 import numpy as np
 import pytest
 
 from model_pieces import CONFIGS
 from model_pieces import LLAMA
+from model_pieces import make_mesh
 from model_pieces import make_params
 from model_pieces import make_prompt
 from model_pieces import make_table
 from model_pieces import PAGE_TOKENS
 from model_pieces import reference_logits
 from model_pieces import Runner
+from mooncake_jax.model import forward
 from mooncake_jax.model import pages
 from mooncake_jax.model import params as model_params
 
@@ -162,3 +166,21 @@ def test_a_window_no_shorter_than_the_prompt_changes_nothing():
   table_P = make_table(LENGTH, NUM_TABLE_PAGES)
   logits_V = Runner(wide).prefill(tokens, table_P, 0, LENGTH, BUCKET)
   close(logits_V, reference_logits(LLAMA, tokens)[-1])
+
+
+def test_stages_one_after_the_other_equal_whole():
+  tokens = make_prompt(LLAMA, LENGTH)
+  table_1P = make_table(LENGTH, NUM_TABLE_PAGES)[None]
+  params = make_params(LLAMA)
+  start_1, stop_1 = np.array([0], np.int32), np.array([LENGTH], np.int32)
+  x_1TD = forward.embed(params, jnp.asarray(tokens[None]))
+  for stage in range(LLAMA.num_layers):
+    kv = pages.init_pool(
+      LLAMA, 30, PAGE_TOKENS, mesh=make_mesh(LLAMA), num_layers=1
+    )
+    layers = model_params.slice_layers(params['layers'], stage, stage + 1)
+    x_1TD, _ = jax.jit(forward.stage_fn, static_argnums=1)(
+      layers, LLAMA, x_1TD, kv, table_1P, start_1, stop_1
+    )
+  logits_TV = forward.unembed(params, LLAMA, x_1TD[0])
+  close(logits_TV, reference_logits(LLAMA, tokens))

@@ -71,6 +71,22 @@ def test_a_scan_over_layers_writes_in_place_too():
   assert pointers(run.kv) == before
 
 
+@pytest.mark.parametrize('is_stacked', [False, True])
+def test_no_step_copies_the_pool(is_stacked):
+  params = make_params(LLAMA)
+  params = model_params.stack_layers(params) if is_stacked else params
+  run = Runner(LLAMA, num_pages=4096, params=params)
+  table_P = make_table(30, NUM_TABLE_PAGES)
+  tokens_T, length = np.zeros(16, np.int32), np.int32(9)
+  chunk = (tokens_T, table_P, np.int32(0), length, GREEDY)
+  state = make_state(run.mesh, [5, 0, 9])
+  for step, args in ((prefill_chunk, chunk), (decode_step, (state,))):
+    compiled = step.lower(params, LLAMA, run.kv, *args).compile()
+    memory: Any = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= run.kv.nbytes
+    assert memory.temp_size_in_bytes < run.kv.nbytes / 8
+
+
 @pytest.mark.parametrize('tensor', [1, 2])
 def test_a_chunk_bucket_compiles_once(tensor):
   run = Runner(LLAMA, tensor)

@@ -18,13 +18,8 @@ from jax import numpy as jnp
 
 from mooncake_jax.model import sharding
 
+BLOCK_TOKENS = 256
 _MASKED = -1e30  # finite: a fully masked block must not give NaN
-
-
-def block_pages(num_queries: int, page_tokens: int) -> int:
-  """Pages in a block of keys: small for decode, where padding costs most."""
-  block_tokens = 128 if num_queries == 1 else 256
-  return max(1, block_tokens // page_tokens)
 
 
 def attend(
@@ -63,18 +58,29 @@ def attend(
 
 def _attend(q_BTKGH, kv_LP2CKH, layer, table_BP, start_B, stop_B, window):
   """The heads of one device."""
-  T, H = q_BTKGH.shape[1], q_BTKGH.shape[4]
-  C = kv_LP2CKH.shape[3]
-  n = block_pages(T, C)
-  S = n * C
-  table_BP = jnp.pad(table_BP, ((0, 0), (0, -table_BP.shape[1] % n)))
+  T, K, H = (q_BTKGH.shape[i] for i in (1, 2, 4))
   q_BKGTH = jnp.transpose(q_BTKGH * H**-0.5, (0, 2, 3, 1, 4))
-  q_position_BT = start_B[:, None] + jnp.arange(T)[None]
+  is_folded = T == 1 and K > 1
+  q_BKGTH = _fold(q_BKGTH) if is_folded else q_BKGTH
   read = functools.partial(_read, kv_LP2CKH, layer)
+  page_tokens = kv_LP2CKH.shape[3]
+  o_BKGTH = _loop(q_BKGTH, read, page_tokens, table_BP, start_B, stop_B, window)
+  o_BKGTH = _unfold(o_BKGTH, K) if is_folded else o_BKGTH
+  return jnp.transpose(o_BKGTH.astype(q_BTKGH.dtype), (0, 3, 1, 2, 4))
+
+
+def _loop(q_BKGTH, read, page_tokens, table_BP, start_B, stop_B, window):
+  """Softmax attention in float32 [B, K, G, T, H], over blocks of keys."""
+  T = q_BKGTH.shape[3]
+  n = max(1, BLOCK_TOKENS // page_tokens)
+  S = n * page_tokens
+  table_BP = jnp.pad(table_BP, ((0, 0), (0, -table_BP.shape[1] % n)))
+  q_position_BT = start_B[:, None] + jnp.arange(T)[None]
 
   def step(i, carry):
     pages_Bn = jax.lax.dynamic_slice_in_dim(table_BP, i * n, n, axis=1)
-    k_BKSH, v_BKSH = read(pages_Bn, 0), read(pages_Bn, 1)
+    k_BKSH = _heads(read(pages_Bn, 0), q_BKGTH.shape)
+    v_BKSH = _heads(read(pages_Bn, 1), q_BKGTH.shape)
     visible_BTS = _visible(q_position_BT, i * S + jnp.arange(S), window)
     return _accumulate(carry, q_BKGTH, k_BKSH, v_BKSH, visible_BTS)
 
@@ -84,22 +90,48 @@ def _attend(q_BTKGH, kv_LP2CKH, layer, table_BP, start_B, stop_B, window):
   first, last = _blocks(start_B, stop_B, S, window)
   _, l_BKGT, o_BKGTH = jax.lax.fori_loop(first, last, step, carry)
   # A batch without a valid row runs no block: 0 / 0 must not reach page 0.
-  o_BKGTH /= jnp.maximum(l_BKGT, 1e-30)[..., None]
-  return jnp.transpose(o_BKGTH.astype(q_BTKGH.dtype), (0, 3, 1, 2, 4))
+  return o_BKGTH / jnp.maximum(l_BKGT, 1e-30)[..., None]
 
 
 def _read(kv_LP2CKH, layer, pages_Bn, which):
-  """Keys (0) or values (1) of pages, heads first as the products want them.
+  """Keys (0) or values (1) of pages, in the pages' own order [B, S, K * H].
 
-  One gather does both; a transpose after it would be one more pass.
+  A page's keys are one row: a transpose in the gather would break it up.
   """
+  P, _, C, K, H = kv_LP2CKH.shape[1:]
   B, n = pages_Bn.shape
-  C, K, H = kv_LP2CKH.shape[3:]
-  pages_B1n1 = pages_Bn[:, None, :, None]
-  heads_1K11 = jnp.arange(K)[None, :, None, None]
-  tokens_111C = jnp.arange(C)[None, None, None]
-  at = kv_LP2CKH.at[layer, pages_B1n1, which, tokens_111C, heads_1K11]
-  return at.get(mode='promise_in_bounds').reshape(B, K, n * C, H)
+  rows = kv_LP2CKH.reshape(-1, C * K * H)
+  at = rows.at[(layer * P + pages_Bn) * 2 + which]
+  return at.get(mode='promise_in_bounds').reshape(B, n * C, K * H)
+
+
+def _fold(q_BKGTH):
+  """Queries of one wide head, zero outside their own: [B, 1, N, T, K * H].
+
+  A decode step is bound by reading the KVCache: K times the multiplications
+  are cheaper than any other order of its bytes. For K = 2 and H = 1, the
+  queries a and b of the two heads become (a, 0) and (0, b).
+  """
+  B, K, G, T, H = q_BKGTH.shape
+  own_KJ = jnp.eye(K, dtype=q_BKGTH.dtype)
+  wide = jnp.einsum('BKGTH,KJ->BKGTJH', q_BKGTH, own_KJ)
+  return wide.reshape(B, 1, K * G, T, K * H)
+
+
+def _unfold(o_B1NTX, num_kv_heads):
+  """Each query's own part of the wide head: [B, K, G, T, H]."""
+  B, _, N, T, X = o_B1NTX.shape
+  K = num_kv_heads
+  own_KJ = jnp.eye(K, dtype=o_B1NTX.dtype)
+  wide_BKGTJH = o_B1NTX.reshape(B, K, N // K, T, K, X // K)
+  return jnp.einsum('BKGTJH,KJ->BKGTH', wide_BKGTJH, own_KJ)
+
+
+def _heads(a_BSX, q_shape):
+  """Splits K * H into the heads that the queries have: [B, K, S, H]."""
+  B, S, _ = a_BSX.shape
+  K, H = q_shape[1], q_shape[4]
+  return jnp.swapaxes(a_BSX.reshape(B, S, K, H), 1, 2)
 
 
 def _accumulate(carry, q_BKGTH, k_BKSH, v_BKSH, visible_BTS):
