@@ -177,6 +177,7 @@ class Ledger:
       src.segment.stuck_until_s = -1.0
       if task.kind == 'offload':
         src.segment.offloading_bytes -= src.size_bytes
+        self._counts.condemned += not saved
         if src.state != LEAVING:
           self._mark(src, SPARE if saved else CONDEMNED)
     return task

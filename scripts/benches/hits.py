@@ -57,9 +57,9 @@ def _policies(trace: str, rows: list[TraceRow], capacity: int) -> list[Row]:
   return [
     Row(
       f'hits.{trace}.default.{name}.{capacity}.by_token',
-      trace_hits.default(rows, capacity, policy).by_token,
+      trace_hits.default(rows, capacity, make(capacity)).by_token,
       'ratio',
       'complete blocks, watermark 0.95, batches, leases of 10 s',
     )
-    for name, policy in POLICIES.items()
+    for name, make in POLICIES.items()
   ]
