@@ -119,16 +119,18 @@ class Server:
     return [t for end in ends for row in end.rows for t in row.tokens]
 
   def serve(self, tokens: np.ndarray, keys: tuple[BlockKey, ...]) -> dict:
-    """Serves the prompt; `ttft_s` is from its arrival to the first token."""
+    """Serves the prompt; `get_s` is how much of `ttft_s` the store took."""
     keys = keys[: self.layout.reusable_blocks(len(tokens))]
     start_s = self.backend.now_s()
     hit = self.hit(keys)
     hit = self.move(keys[:hit], 0, to_store=False) if hit else 0
+    get_s = self.backend.now_s() - start_s
     token = self.prefill(tokens, hit * BLOCK_TOKENS)
     ttft_s = self.backend.now_s() - start_s
     put = self.move(keys[hit:], hit, to_store=True) if keys[hit:] else 0
     return {
       'ttft_s': ttft_s,
+      'get_s': get_s,
       'hit_tokens': hit * BLOCK_TOKENS,
       'prompt_tokens': len(tokens),
       'put_blocks': put,
