@@ -3,5 +3,5 @@
 
 Read `device.py` (the loop thread's side), `instance.py` (who owns what),
 `owner.py` and `decode_run.py` (what runs on the devices, in which order),
-`routes.py` (the way of a transfer).
+`routes.py` and `far_routes.py` (the ways of a transfer).
 """

@@ -54,6 +54,9 @@ def _read(
   if not tier.read_bytes.take(num_bytes):
     return
   left = partial(tier.read_bytes.give, num_bytes)
+  if not run.is_live:  # it ended while it waited
+    left()
+    return
   try:
     part = tier.segment.read(src, layers)
     send(

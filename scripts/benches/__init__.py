@@ -8,12 +8,14 @@ from scripts.benches.hits import hits
 from scripts.benches.master import master
 from scripts.benches.prefill import prefill
 from scripts.benches.rows import Row
+from scripts.benches.ssd import ssd
+from scripts.benches.steady import steady
 from scripts.benches.store import store
 
 BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'decode': decode,
-  'store': store,
+  'store': lambda quick: [*store(quick), *steady(quick), *ssd(quick)],
   'master': master,
   'hits': hits,
 }
