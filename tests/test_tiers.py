@@ -150,9 +150,16 @@ def test_with_no_ssd_they_are_just_gone(make_cluster):
 def test_a_full_ssd_evicts_and_never_overflows(make_cluster):
   spec = replace(TIERED, host_bytes=6 * BLOCK_BYTES, ssd_bytes=12 * BLOCK_BYTES)
   cluster = make_cluster(spec)
-  records = serve_on(cluster, rounds(4, 6), spec, lambda event: cluster.check())
+  events = []
+
+  def check(event):
+    events.append(event)
+    cluster.check()
+
+  serve_on(cluster, rounds(4, 6), spec, check)
   assert cluster.master.used_bytes('prefill0/ssd') <= spec.ssd_bytes
-  assert any('local_ssd' in r.reused_tokens for r in records)
+  for kind in (BlocksStored, BlocksEvicted):
+    assert any(isinstance(e, kind) and e.tier == 'ssd' for e in events)
 
 
 def test_a_lost_segment_is_a_miss_and_its_replica_serves(make_cluster):
