@@ -32,7 +32,7 @@ class ClusterSpec:
       store: 'file:///scratch/kv' gets a folder an instance. Blocks that an
       earlier run left there are hit again.
     promote_hits: a block on the SSD goes back to host memory at this hit.
-    eviction: which block goes first: 'lru', 'lfu', 'length_aware', ...
+    eviction: which block goes first: one of `store.eviction.POLICIES`.
     high_watermark: share of a segment above which puts evict.
     kv_dtype_bytes: bytes of one KVCache element.
     reuse: False puts nothing and reads nothing.

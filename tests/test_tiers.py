@@ -141,6 +141,17 @@ def test_a_cached_block_is_fetched_by_others_from_the_host(make_cluster):
   assert (fetched.device_tokens, fetched.remote_tokens) == (0, 40)
 
 
+@pytest.mark.parametrize('eviction', ['lru', 'lfu', 'length_aware', 'aged'])
+def test_every_eviction_policy_serves(eviction):
+  spec = replace(TIERED, eviction=eviction, device_cache_tokens=48)
+  serve_on(make_virtual(spec), rounds(6, 3), spec)
+
+
+def test_an_unknown_eviction_policy_is_named():
+  with pytest.raises(ValueError, match="ClusterSpec.eviction='best'"):
+    make_virtual(replace(SPEC, eviction='best'))
+
+
 def test_with_no_ssd_they_are_just_gone(make_cluster):
   spec = replace(TIERED, ssd_bytes=0)
   records = serve_on(make_cluster(spec), rounds(6, 2), spec)

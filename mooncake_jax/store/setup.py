@@ -7,15 +7,9 @@ from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
-from mooncake_jax.store import eviction
+from mooncake_jax.store.eviction import POLICIES
 from mooncake_jax.store.master import Master
 from mooncake_jax.store.outcomes import Evicted
-
-POLICIES: dict[str, eviction.Policy] = {
-  'lru': eviction.lru,
-  'lfu': eviction.lfu,
-  'length_aware': eviction.length_aware,
-}
 
 
 def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
@@ -29,33 +23,32 @@ def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
       f'ClusterSpec.eviction={spec.eviction!r} is not one of '
       f'{", ".join(POLICIES)}'
     )
-  master = Master(
-    spec.lease_s, spec.high_watermark, policy=POLICIES[spec.eviction]
-  )
-  num_blocks = spec.device_cache_tokens // spec.block_size_tokens
-  device_bytes = num_blocks * block_bytes
+  master = Master(spec.lease_s, spec.high_watermark)
   for name in spec.prefill_names:
     if spec.device_cache_tokens:
-      mount(master, spec, device_segment(name), device_bytes)
+      mount(master, spec, device_segment(name), block_bytes)
     if spec.ssd_bytes:
-      mount(master, spec, ssd_segment(name))
-    mount(master, spec, name)
+      mount(master, spec, ssd_segment(name), block_bytes)
+    mount(master, spec, name, block_bytes)
   return master
 
 
 def mount(
-  master: Master, spec: ClusterSpec, segment: str, device_bytes: int = 0
+  master: Master, spec: ClusterSpec, segment: str, block_bytes: int
 ) -> None:
   """Mounts one of the cluster's segments, empty."""
-  match medium(segment):
-    case 'ssd':
-      master.mount(segment, spec.ssd_bytes, 'ssd')
-      return
+  kind, lower = medium(segment), None
+  match kind:
     case 'device':
-      master.mount(segment, device_bytes, 'device')
-      return
-  lower = ssd_segment(segment) if spec.ssd_bytes else None
-  master.mount(segment, spec.host_bytes, 'host', lower=lower)
+      num_blocks = spec.device_cache_tokens // spec.block_size_tokens
+      capacity_bytes = num_blocks * block_bytes
+    case 'ssd':
+      capacity_bytes = spec.ssd_bytes
+    case _:
+      capacity_bytes = spec.host_bytes
+      lower = ssd_segment(segment) if spec.ssd_bytes else None
+  policy = POLICIES[spec.eviction](capacity_bytes // block_bytes)
+  master.mount(segment, capacity_bytes, kind, lower=lower, policy=policy)
 
 
 def adopt(
@@ -71,7 +64,7 @@ def adopt(
 
 
 def lose(
-  master: Master, spec: ClusterSpec, segment: str
+  master: Master, spec: ClusterSpec, segment: str, block_bytes: int
 ) -> tuple[Evicted, ...]:
   """Empties a segment whose bytes are lost; returns what went with them."""
   gone = tuple(
@@ -81,5 +74,5 @@ def lose(
     if replica.segment == segment
   )
   departed = master.lose(segment)
-  mount(master, spec, segment)
+  mount(master, spec, segment, block_bytes)
   return (*gone, *departed.evicted)
