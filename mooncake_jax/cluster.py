@@ -139,7 +139,10 @@ class Cluster:
   def lose_segment(self, segment: str) -> None:
     """All bytes of a segment are lost; it goes on empty. Reads of them fail."""
     self._apply(
-      dropped(lose(self.master, self.spec, segment), self.backend.now_s())
+      dropped(
+        lose(self.master, self.spec, segment, self.layout.block_bytes),
+        self.backend.now_s(),
+      )
     )
 
   @property
