@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mooncake_jax.report.environment import environment
+from mooncake_jax.transfer.host_memory import keep_freed_memory
 from scripts.benches import BENCHES
 from scripts.benches.rows import Row
 from scripts.device import start_jax
@@ -53,4 +54,5 @@ def show(rows: list[Row]) -> None:
 
 
 if __name__ == '__main__':
+  keep_freed_memory()  # before there are threads
   sys.exit(main())

@@ -19,8 +19,9 @@ LARGEST_BYTES = 1 << 30
 def keep_freed_memory() -> bool:
   """Makes malloc keep freed blocks of up to 1 GiB; False without glibc.
 
-  Concerns the whole process, so a program calls it, at its start, and no
-  library does. One arena: memory that one thread freed serves the others.
+  Concerns the whole process, so a program calls it and no library does; at
+  its start, for threads that are there keep their arenas. One arena: memory
+  that one thread freed serves the others.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt

@@ -3,8 +3,8 @@
 
 Each turn evicts the oldest blocks and puts others in their place, then gets
 some; a list of plain arrays does the same by `device_put`. Both hold 1 GiB of
-blocks, written once before the clock runs, in memory that malloc keeps: no
-page is touched first meanwhile, on either side.
+blocks, written once before the clock runs, in memory that malloc keeps (see
+`host_memory.py`): no page is touched first meanwhile, on either side.
 """
 
 from collections import deque
@@ -16,7 +16,6 @@ from jax import numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from mooncake_jax.backend import Replica
-from mooncake_jax.transfer.host_memory import keep_freed_memory
 from scripts.benches.model import CONFIG
 from scripts.benches.rows import Row
 from scripts.benches.transfers import Blocks
@@ -32,7 +31,6 @@ SUBMIT_S = 0.5e-3
 def steady(quick: bool) -> list[Row]:
   """Ratios to bare device_put, and how soon `transfer` returns."""
   rows = []
-  keep_freed_memory()
   for tokens, parts, depth in CASES:
     with blocks_of(tokens, parts, host_bytes=HELD_BYTES) as blocks:
       rows += _case(blocks, parts, depth, 10 if quick else 40)
