@@ -191,7 +191,8 @@ def slice_layers(layers: Layers, start: int, stop: int) -> Layers:
 def materialize_unembed(params: Params) -> Params:
   """Gives tied embeddings their own [D, V] copy.
 
-  Costs V * D weights; a CPU reads [D, V] faster than [V, D] transposed.
+  Costs V * D weights. For platforms that are slow at x @ W[out, in]; on the
+  CPUs measured here both layouts took the same time.
   """
   if 'unembed' in params:
     return params
