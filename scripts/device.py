@@ -15,7 +15,6 @@ from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.spec import Role
 from mooncake_jax.engine.warmup import warmup
-from mooncake_jax.model.params import materialize_unembed
 from mooncake_jax.model_config import ModelConfig
 from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
@@ -50,7 +49,7 @@ def device_backend(
     config,
     spec.layout(config),
     instances,
-    materialize_unembed(model.load_params()) if on_cpu else model.load_params,
+    model.load_params() if on_cpu else model.load_params,
     kv_dtype=KV_DTYPES[spec.kv_dtype_bytes],
   ) as backend:
     seconds = warmup(backend)
@@ -96,7 +95,9 @@ def _instance(
     host_bytes=spec.host_bytes if prefills else 0,
     ssd_url=_ssd_url(spec, name) if prefills else None,
     ssd_bytes=spec.ssd_bytes if prefills else 0,
-    unroll=jax.default_backend() == 'cpu',
+    # On a CPU a decode step reads weights a third slower out of a scan; a
+    # chunk as fast, and compiles in a fifth of the time.
+    unroll=jax.default_backend() == 'cpu' and not prefills,
   )
 
 

@@ -2,9 +2,8 @@
 """Names of segments: whose memory it is, and of which medium.
 
 An instance's pinned host memory bears its name, 'prefill0'; its SSD is
-'prefill0/ssd', and what stays
-in its devices' memory 'prefill0/device'. The real Mooncake Store, which no instance owns, is
-'mooncake'.
+'prefill0/ssd', and what stays in its devices' memory 'prefill0/device'. The
+real Mooncake Store, which no instance owns, is 'mooncake'.
 """
 
 from typing import Literal

@@ -31,7 +31,6 @@ from mooncake_jax.engine.decode_run import DecodeTask
 from mooncake_jax.engine.inbox import earliest
 from mooncake_jax.engine.inbox import Inbox
 from mooncake_jax.engine.instance import Instance
-from mooncake_jax.engine.instance import ParamsSource
 from mooncake_jax.engine.memory import check_layout
 from mooncake_jax.engine.memory import counts
 from mooncake_jax.engine.memory import regions
@@ -39,6 +38,8 @@ from mooncake_jax.engine.routes import Routes
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.spec import LEAST_STAGING_BYTES
 from mooncake_jax.engine.tasks import PrefillTask
+from mooncake_jax.engine.weights import ParamsSource
+from mooncake_jax.engine.weights import Weights
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.engine import BatchId
@@ -86,13 +87,14 @@ class DeviceBackend:
     self.instances: dict[str, Instance] = {}
     self.tiers: dict[str, FarTier] = {}
     self._stores: list[FarTier] = []
+    weights = Weights(params, config)
     try:
       for spec, devices in zip(instances, assign_devices(instances)):
         self.instances[spec.name] = Instance(
           config,
           spec,
           devices,
-          params,
+          weights,
           layout,
           kv_dtype,
           self.now_s,

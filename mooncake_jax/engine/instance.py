@@ -11,7 +11,6 @@ from collections.abc import Callable
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.engine.assign import Device
@@ -20,9 +19,8 @@ from mooncake_jax.engine.owner import Owner
 from mooncake_jax.engine.reader import Reader
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.tasks import Desk
-from mooncake_jax.model import params as model_params
+from mooncake_jax.engine.weights import Weights
 from mooncake_jax.model import sharding
-from mooncake_jax.model.params import Params
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.budget import ByteBudget
@@ -34,9 +32,6 @@ from mooncake_jax.transfer.links import Link
 from mooncake_jax.transfer.segment import HostSegment
 from mooncake_jax.transfer.ssd import SsdSegment
 
-# A tree to be copied onto the mesh, or what loads it there, slice by slice.
-ParamsSource = Params | Callable[[jax.sharding.Mesh], Params]
-
 
 class Instance:
   """Memory, owner, reader and links of one instance."""
@@ -46,7 +41,7 @@ class Instance:
     config: ModelConfig,
     spec: InstanceSpec,
     devices: Sequence[Device],
-    params: ParamsSource,
+    weights: Weights,
     layout: KVLayout,
     kv_dtype: jax.typing.DTypeLike,
     now_s: Callable[[], float],
@@ -56,7 +51,7 @@ class Instance:
     self.spec = spec
     self.num_kv_heads = config.num_kv_heads
     mesh = sharding.make_mesh(devices, config)
-    placed = place_params(params, config, mesh, spec.unroll)
+    placed = weights.on(mesh, spec.unroll)
     self.model = MeshModel(config, spec, mesh, placed, layout, kv_dtype)
     self.segment = HostSegment(spec.name, spec.host_bytes)
     block = BlockFormat(
@@ -107,38 +102,3 @@ def open_ssd(spec: InstanceSpec, block: BlockFormat) -> SsdSegment | None:
     block,
     file_io_sync=spec.ssd_sync,
   )
-
-
-def place_params(
-  params: ParamsSource,
-  config: ModelConfig,
-  mesh: jax.sharding.Mesh,
-  unroll: bool,
-) -> Params:
-  """Returns the parameters on a mesh, a tuple of layers or stacked.
-
-  Instances of one CPU device share the memory of a tree that lies on the CPU.
-  """
-  if callable(params):
-    placed = params(mesh)
-  else:
-    layers = model_params.unstack_layers(params)
-    shardings = model_params.param_shardings(config, mesh)
-    if 'unembed' in layers and 'unembed' not in shardings:
-      shape = layers['unembed'].shape
-      shardings['unembed'] = sharding.named_sharding(mesh, 'DV', shape)
-    placed = jax.device_put(jax.tree.map(_host_view, layers), shardings)
-  with jax.set_mesh(mesh):
-    if unroll:
-      return model_params.unstack_layers(placed)
-    return model_params.stack_layers(placed)
-
-
-def _host_view(array: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
-  """A CPU array as NumPy, without a copy: a CPU device uses it in place."""
-  if isinstance(array, np.ndarray):
-    return array
-  on_one_cpu = len(devices := array.devices()) == 1 and all(
-    device.platform == 'cpu' for device in devices
-  )
-  return np.asarray(array) if on_one_cpu else array
