@@ -17,8 +17,10 @@ from lifecycle import SPEC
 from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import PrefixFetched
+from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import Placement
 from mooncake_jax.serve import serve
+from mooncake_jax.sim.virtual import VirtualBackend
 
 BLOCK_BYTES = SPEC.layout(MODEL).block_bytes
 # Host memory for ten blocks and an SSD for a hundred, one prefill instance.
@@ -173,25 +175,60 @@ def test_a_full_ssd_evicts_and_never_overflows(make_cluster):
     assert any(isinstance(e, kind) and e.tier == 'ssd' for e in events)
 
 
-def test_a_lost_segment_is_a_miss_and_its_replica_serves(make_cluster):
-  """Two holders; one is lost: the other serves. Both lost: recomputed."""
-  spec = replace(SPEC, prefill_instances=2)
+def placed(request, prefill, **kwargs):
+  return Placement(request.request_id, 0, prefill, 'decode0', **kwargs)
+
+
+def run_to_end(cluster):
+  events = []
+  while not cluster.idle:
+    events += cluster.step(None)
+  return events
+
+
+@pytest.mark.parametrize('num_holders', [1, 2])
+def test_a_holder_lost_mid_read_is_a_miss_or_its_replica_serves(
+  make_cluster, num_holders
+):
+  """prefill2 reads from prefill0, which goes while the read is under way."""
+  spec = replace(SPEC, prefill_instances=3)
+  cluster = make_cluster(spec)
   prompt = np.arange(41) % 50 + 2
-  for lost, reused in (((0,), 40), ((0, 1), 0)):
-    cluster = make_cluster(spec)
-    conductor = make_conductor(spec)
-    first = [make_request('a', prompt, 3), make_request('b', prompt, 3)]
-    # Both instances get the blocks: the second is busy elsewhere.
-    serve([replace(r, arrival_s=0.0) for r in first], conductor, cluster)
-    holders = [n for n in spec.prefill_names if cluster.inventory(n)]
-    if len(holders) == 1:
-      holders.append(next(n for n in spec.prefill_names if n not in holders))
-    for i in lost:
-      cluster.lose_segment(holders[i])
-    request = make_request('c', prompt, 3, arrival_s=1.0)
-    records, _ = serve([request], make_conductor(spec), cluster)
-    assert records[0].outcome == 'completed'
-    assert reused or not records[0].reused_tokens
+  texts = {}
+  for i in range(num_holders):
+    request = make_request(f'r{i}', prompt, 3)
+    cluster.submit(request, placed(request, f'prefill{i}'))
+    texts[i] = tokens_emitted(run_to_end(cluster))
+  reader = make_request('reader', prompt, 3)
+  plan = placed(reader, 'prefill2', fetch_blocks=5, fetch_from='prefill0')
+  cluster.submit(reader, plan)
+  cluster.lose_segment('prefill0')
+  events = run_to_end(cluster)
+  assert tokens_emitted(events) == texts[0]
+  fetched = next(e for e in events if isinstance(e, PrefixFetched))
+  if num_holders == 2:
+    assert fetched.remote_tokens == 40
+  elif isinstance(cluster.backend, VirtualBackend):
+    assert fetched.remote_tokens == 0
+  cluster.check()
+
+
+def tokens_emitted(events):
+  return [t for e in events if isinstance(e, TokensEmitted) for t in e.tokens]
+
+
+def test_a_reader_slower_than_its_lease_recomputes(make_cluster):
+  spec = replace(SPEC, prefill_instances=1, lease_s=1e-9)
+  cluster = make_cluster(spec)
+  records = serve_on(cluster, rounds(1, 3), spec)
+  assert all(r.reused_tokens == {} for r in records)
+  assert len({tuple(r.output_tokens) for r in records}) == 1
+
+
+def test_device_memory_is_lost_with_its_instance_only(make_cluster):
+  cluster = make_cluster(CACHED)
+  with pytest.raises(ValueError, match='prefill0/device'):
+    cluster.lose_segment('prefill0/device')
 
 
 def test_a_hot_block_that_lost_a_copy_gets_one_again(make_cluster):

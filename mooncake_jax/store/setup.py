@@ -66,7 +66,13 @@ def adopt(
 def lose(
   master: Master, spec: ClusterSpec, segment: str, block_bytes: int
 ) -> tuple[Evicted, ...]:
-  """Empties a segment whose bytes are lost; returns what went with them."""
+  """Empties a segment whose bytes are lost; returns what went with them.
+
+  Raises:
+    ValueError: a device's memory, which runs are reading.
+  """
+  if medium(segment) == 'device':
+    raise ValueError(f'{segment=} is lost with its instance only')
   gone = tuple(
     Evicted(key, replica)
     for key in master.inventory(segment)
