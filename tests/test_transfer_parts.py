@@ -12,13 +12,13 @@ import pytest
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
-from mooncake_jax.transfer.op_run import OpRun
 from mooncake_jax.transfer.book import TransferBook
-from mooncake_jax.transfer.op_run import TransferWork
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.heads import overlapping
 from mooncake_jax.transfer.links import Link
 from mooncake_jax.transfer.links import Move
+from mooncake_jax.transfer.op_run import OpRun
+from mooncake_jax.transfer.op_run import TransferWork
 from mooncake_jax.transfer.page_copies import split_pages
 from mooncake_jax.transfer.segment import HostSegment
 from mooncake_jax.transfer.segment import Part
