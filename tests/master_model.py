@@ -82,7 +82,7 @@ class Model:
   def soft(self, key: bytes) -> bool:
     return self.pins.get(key, -1.0) >= self.now
 
-  def evict(self, evicted, place: str, keep) -> None:
+  def evict(self, evicted, place: str, keep, tenant=None) -> None:
     """Replicas that went from `place` for a put; some were open too long."""
     went_soft = False
     for key, replica in evicted:
@@ -97,10 +97,15 @@ class Model:
       self.end(replica)
     if went_soft:
       left = [r for r in self.live if r.segment == place and self.may_go(r)]
+      if tenant in self.quotas:  # it may have gone for the quota alone
+        left = [r for r in left if self.live[r].tenant == tenant]
       assert all(self.soft(r.key) or r.key in keep for r in left), left
 
   def end(self, replica: Replica) -> None:
     del self.live[replica]
+    if not self.of(replica.key):
+      self.leases.pop(replica.key, None)
+      self.pins.pop(replica.key, None)
     task = self.tasks.pop(replica, None)
     if task is not None and task.kind == 'offload' and task.src in self.live:
       self.live[task.src].condemned = True
@@ -131,3 +136,16 @@ class Model:
     for above, (capacity, medium, lower) in self.places.items():
       if lower == place:
         self.places[above] = (capacity, medium, None)
+
+  def keep_only(self, places) -> None:
+    """Segments that left are empty and gone."""
+    for place in set(self.places) - set(places):
+      assert self.used(place) == 0
+      self.draining.discard(place)
+      del self.places[place]
+
+  def pin_longer(self, keys, pin: str, soft_s: float) -> None:
+    soft_until = self.now + soft_s
+    until = {'none': -1.0, 'soft': soft_until, 'hard': float('inf')}[pin]
+    for key in keys:
+      self.pins[key] = max(self.pins.get(key, -1.0), until)

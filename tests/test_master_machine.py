@@ -17,7 +17,7 @@ from mooncake_jax.store.objects import CONDEMNED
 from mooncake_jax.store.objects import Medium
 from tests.master_model import Model
 
-LEASE_S, TIMEOUT_S = 3.0, 8.0
+LEASE_S, TIMEOUT_S, SOFT_S = 3.0, 8.0, 15.0
 KEYS = [bytes([i]) for i in range(10)]
 CHAIN = tuple(KEYS[:6])
 PLACES: dict[str, tuple[int, Medium, str | None]] = {
@@ -30,7 +30,8 @@ keys = st.sampled_from(KEYS)
 hosts = st.sampled_from(['a', 'b'])
 places = st.sampled_from(sorted(PLACES))
 tenants = st.sampled_from(['x', 'y'])
-pins = st.sampled_from(['none', 'none', 'none', 'soft', 'hard'])
+pins = st.sampled_from(['none'] * 6 + ['soft', 'soft', 'hard'])
+ends = st.sampled_from([True, True, True, False])
 
 
 class MasterMachine(stateful.RuleBasedStateMachine):
@@ -62,25 +63,27 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     size=st.sampled_from([5, 10]),
     tenant=tenants,
     pin=pins,
+    end=ends,
   )
-  def put_start(self, key, place, size, tenant, pin):
+  def put_start(self, key, place, size, tenant, pin, end):
     model = self.model
     if place not in model.places:
       return
     was_here = model.here(key, place)
     start = self.master.put_start(
-      key, size, place, model.now, pin=pin, soft_pin_ttl_s=4.0, tenant=tenant
+      key, size, place, model.now, pin=pin, soft_pin_ttl_s=SOFT_S, tenant=tenant
     )
-    model.evict(start.evicted, place, ())
+    model.evict(start.evicted, place, (), tenant)
     assert not (start.stored and start.replica)
     if start.replica is not None:
       model.open(start.replica, size, tenant)
+      self.end_puts([start.replica] if end else [])
     elif start.stored:
       assert was_here is not None and was_here in model.live
       model.live[was_here].leaves = None
     self.after_put(start.refusal, place, size, tenant)
     if start.stored or start.replica is not None:
-      self.pin_longer([key], pin)
+      self.model.pin_longer([key], pin, SOFT_S)
 
   @stateful.rule(
     place=hosts,
@@ -88,8 +91,9 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     count=st.integers(1, 6),
     tenant=tenants,
     pin=pins,
+    end=ends,
   )
-  def put_chain(self, place, first, count, tenant, pin):
+  def put_chain(self, place, first, count, tenant, pin, end):
     model, last = self.model, min(first + count, 6)
     if place not in model.places:
       return
@@ -101,21 +105,27 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       place,
       model.now,
       pin=pin,
-      soft_pin_ttl_s=4.0,
+      soft_pin_ttl_s=SOFT_S,
       tenant=tenant,
     )
-    model.evict(made.evicted, place, CHAIN[:last])
+    model.evict(made.evicted, place, CHAIN[:last], tenant)
     for replica, index in zip(made.replicas, made.indices, strict=True):
       assert replica.key == CHAIN[index] and first <= index < made.stop
       model.open(replica, 10, tenant)
-    for key in CHAIN[first : made.stop]:
-      here = model.here(key, place)
-      assert here is not None
-      if not model.live[here].open:
+    for i in range(first, last):
+      here = model.here(CHAIN[i], place)
+      assert here is not None or i >= made.stop
+      if here is not None and place not in model.draining:
         model.live[here].leaves = None
+    self.end_puts(made.replicas if end else ())
     assert (made.stop == last) == (made.refusal == '')
     self.after_put(made.refusal, place, 10, tenant)
-    self.pin_longer(CHAIN[first : made.stop], pin)
+    self.model.pin_longer(CHAIN[first : made.stop], pin, SOFT_S)
+
+  def end_puts(self, replicas):
+    assert all(self.master.put_end_chain(replicas))
+    for replica in replicas:
+      self.model.live[replica].open = False
 
   def after_put(self, refusal, place, size, tenant):
     model = self.model
@@ -126,6 +136,8 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       assert place in model.draining
     elif refusal == 'quota':
       assert model.charged(tenant) + size > quota
+    elif refusal == 'offload':
+      assert free < size
     elif refusal:
       assert free < size
       # Nothing that may go is spared while a put is refused for room.
@@ -133,17 +145,12 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       spared = sum(model.live[r].size for r in going if r.key not in CHAIN)
       assert free + spared < size, (refusal, going)
 
-  def pin_longer(self, pinned, pin):
-    until = {'none': -1.0, 'soft': self.model.now + 4.0, 'hard': math.inf}[pin]
-    for key in pinned:
-      self.model.pins[key] = max(self.model.pins.get(key, -1.0), until)
-
   @stateful.rule(key=keys, pin=pins)
   def set_pin(self, key, pin):
-    self.master.pin([key], pin, self.model.now, 4.0)
+    self.master.pin([key], pin, self.model.now, SOFT_S)
     if self.model.of(key):
       self.model.pins.pop(key, None)
-      self.pin_longer([key], pin)
+      self.model.pin_longer([key], pin, SOFT_S)
 
   @stateful.rule(data=st.data(), publish=st.booleans())
   def finish_put(self, data, publish):
@@ -204,15 +211,13 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       assert source is not None
       model.evict(start.evicted, dst, (key,))
       size = model.live[source].size
-      model.open(
-        start.task.dst, size, model.live[source].tenant if move else None
-      )
+      model.open(start.task.dst, size, None)
       assert start.task.src == source and start.task.size_bytes == size
       model.tasks[start.task.dst] = start.task
     elif start.stored:
       assert source is not None and there is not None
+      model.live[there].leaves = None
       if not model.live[there].open:
-        model.live[there].leaves = None
         if move:
           self.part(source, start.evicted)
 
@@ -246,6 +251,8 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     model.live[task.dst].open = False
     del model.tasks[task.dst]
     if task.kind == 'move' and model.live[task.src].readable:
+      model.live[task.dst].tenant = model.live[task.src].tenant
+      model.live[task.src].tenant = None
       self.part(task.src, end.evicted)
 
   @stateful.rule()
@@ -270,11 +277,9 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     for replica in model.live:
       # No room below for it: it may go without.
       if replica.segment == 'a' and lower is not None and free < 14:
-        model.live[replica].condemned |= self.is_condemned(replica)
-
-  def is_condemned(self, replica):
-    copy = self.master._find(replica)
-    return copy is not None and copy.state == CONDEMNED
+        copy = self.master._find(replica)
+        assert copy is not None
+        model.live[replica].condemned |= copy.state == CONDEMNED
 
   @stateful.rule(key=keys)
   def remove(self, key):
@@ -284,6 +289,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       assert model.leased(key) or model.being_written(key)
     else:
       assert set(gone) == set(model.of(key))
+      assert not (model.leased(key) or model.being_written(key))
       for replica in gone:
         model.end(replica)
 
@@ -293,10 +299,12 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     removed = self.master.remove_regex(pattern, model.now)
     for key in removed.refused:
       assert model.leased(key) or model.being_written(key)
-    for _, replica in removed.evicted:
-      model.end(replica)
+    for key in {key for key, _ in removed.evicted}:
+      assert not (model.leased(key) or model.being_written(key))
+      for replica in model.of(key):
+        model.end(replica)
 
-  @stateful.rule(seconds=st.sampled_from([0.5, 1.0, 4.0, 9.0]))
+  @stateful.rule(seconds=st.sampled_from([0.5, 1.0, 1.0, 4.0, 9.0]))
   def pass_time(self, seconds):
     self.model.now += seconds
 
@@ -315,17 +323,9 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       assert not (held.open and model.now - held.since > TIMEOUT_S)
       if held.leaves is not None and held.leaves < model.now:
         assert model.being_written(replica.key)
-    self.forget_empty()
+    model.keep_only(self.master.segments())
 
-  def forget_empty(self):
-    for name in set(model_places := self.model.places) - set(
-      self.master.segments()
-    ):
-      assert self.model.used(name) == 0
-      self.model.draining.discard(name)
-      del model_places[name]
-
-  @stateful.precondition(lambda self: self.model.now > 20)
+  @stateful.precondition(lambda self: self.model.now > 10)
   @stateful.rule(name=places)
   def unmount(self, name):
     model = self.model
@@ -345,9 +345,9 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       assert set(gone.lost) == {r.key for r in was if not model.readable(r.key)}
       assert set(gone.kept) == {r.key for r in was if model.readable(r.key)}
     assert gone.waiting == sum(r.segment == name for r in model.live)
-    self.forget_empty()
+    model.keep_only(self.master.segments())
 
-  @stateful.precondition(lambda self: self.model.now > 20)
+  @stateful.precondition(lambda self: self.model.now > 10)
   @stateful.rule(name=places)
   def lose(self, name):
     model = self.model
@@ -363,7 +363,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     model.cut_off(name)
     assert set(gone.lost) == {r.key for r in was if not model.readable(r.key)}
     assert set(gone.kept) == {r.key for r in was if model.readable(r.key)}
-    self.forget_empty()
+    model.keep_only(self.master.segments())
 
   @stateful.invariant()
   def agrees(self):
@@ -372,9 +372,6 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     for key in KEYS:
       assert set(master.peek(key)) == model.readable(key)
       assert master.exists(key) == bool(model.readable(key))
-      if not model.of(key):
-        model.leases.pop(key, None)
-        model.pins.pop(key, None)
     for name in model.places:
       assert master.used_bytes(name) == model.used(name)
       assert set(master.inventory(name)) == {r.key for r in model.at(name)}
@@ -388,5 +385,5 @@ class MasterMachine(stateful.RuleBasedStateMachine):
 
 TestMasterMachine = MasterMachine.TestCase
 TestMasterMachine.settings = hypothesis.settings(
-  max_examples=60, stateful_step_count=80, deadline=None
+  max_examples=120, stateful_step_count=80, deadline=None
 )

@@ -45,7 +45,7 @@ class Placing(Offload):
     room = self._num_fitting(space, len(new), size_bytes, tenant)
     stop, refusal = last, ''
     if len(new) > room:
-      stop, refusal = new[room], self._why(space, room, size_bytes)
+      stop, refusal = new[room], self._why(space, room, size_bytes, tenant)
       new = new[:room]
     made = self._allocate(
       chain, new, size_bytes, space, position - first, tenant, now_s
@@ -138,9 +138,12 @@ class Placing(Offload):
     left = max(0, limit - self._quotas.used.get(tenant, 0))
     return min(num_blocks, left // size_bytes)
 
-  def _why(self, space: Segment, room: int, size_bytes: int) -> Refusal:
+  def _why(
+    self, space: Segment, room: int, size_bytes: int, tenant: str | None
+  ) -> Refusal:
     """Why no more than `room` blocks find a place."""
-    if space.free_bytes // size_bytes > room:
-      return 'quota'
+    if tenant is not None:
+      if self._quota_room(tenant, room + 1, size_bytes) <= room:
+        return 'quota'
     waiting = space.offloading_bytes or len(space.unsaved)
     return 'offload' if waiting else 'room'

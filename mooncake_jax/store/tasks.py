@@ -53,12 +53,8 @@ class Tasks(Puts):
     size = source.size_bytes
     evicted = self._make_room(there, size, size, now_s, (key,))
     if there.free_bytes < size:
-      return CopyStart(evicted=evicted, refusal=self._why(there, 0, size))
+      return CopyStart(evicted=evicted, refusal=self._why(there, 0, size, None))
     target = self._open_copy(source, there, now_s)
-    if move:
-      target.tenant = source.tenant
-      if target.tenant is not None:
-        self._quotas.charge(target.tenant, size)
     kind = 'move' if move else 'copy'
     task = CopyTask(kind, source.replica, target.replica, size)
     self._tasks[target] = task
@@ -84,6 +80,7 @@ class Tasks(Puts):
     source = self._find(task.src)
     if task.kind != 'move' or source is None or source.state < COMPLETE:
       return CopyEnd(True)
+    target.tenant, source.tenant = source.tenant, None  # the charge moves too
     return CopyEnd(True, self._part(source, now_s))
 
   def copy_revoke(self, task: CopyTask) -> None:
