@@ -18,6 +18,7 @@ from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.costs.fit import DecodeSample
 from mooncake_jax.costs.fit import LinkSample
@@ -104,13 +105,24 @@ def _step_s(backend: Backend, instance: str, batch: DecodeBatch) -> float:
   return (segments[-1].last_s - segments[0].first_s) / (STEPS - 1)
 
 
+# What a read needs was written before it.
+LINKS_HERE: tuple[Link, ...] = (
+  'offload',
+  'onload',
+  'copy',
+  'handoff',
+  'ssd_write',
+  'ssd_read',
+)
+
+
 def link_samples(
   backend: Backend, spec: ClusterSpec, layout: KVLayout
 ) -> Iterator[tuple[Link, LinkSample]]:
   """Transfers of one block and more over each link."""
   blocks = spec.prefill_pool_tokens // spec.block_size_tokens
   for count in sorted({1, min(4, blocks), min(16, blocks)}):
-    for link in ('offload', 'onload', 'copy', 'handoff'):
+    for link in LINKS_HERE:
       ops = _ops(link, spec, layout, count)
       if ops:
         times_s = [_transfer_s(backend, ops) for _ in range(REPEATS)]
@@ -125,9 +137,12 @@ def _ops(
   others = spec.prefill_names[1:]
   if link == 'copy' and not others:
     return ()
+  if link.startswith('ssd') and not spec.ssd_bytes:
+    return ()
 
   def ends(block: int, pages: tuple[int, ...]):
     replica, device = Replica(here, block), DevicePages(here, pages)
+    on_ssd = Replica(ssd_segment(here), block, block.to_bytes(32, 'big'))
     match link:
       case 'offload':
         return device, replica
@@ -137,6 +152,12 @@ def _ops(
         return replica, Replica(others[0], block)
       case 'handoff':
         return device, DevicePages(spec.decode_names[0], pages)
+      case 'ssd_write':
+        return device, on_ssd
+      case 'ssd_read':
+        return on_ssd, device
+      case _:
+        raise ValueError(f'{link=} is not measured here')
 
   pages = tuple(range(1, 1 + count * layout.pages_per_block))
   return tuple(
