@@ -54,9 +54,8 @@ def aged(capacity_blocks: int) -> Policy:
   other blocks since its last; each doubling of its position takes a tenth of
   that away, since fewer requests get so far than recomputing costs more.
   Against LRU it keeps what came back from being swept out by long prompts
-  that never do; unlike LFU it forgets. What it
-  gains over LRU on the published traces is small and not everywhere
-  (`scripts/bench.py hits`).
+  that never do; unlike LFU it forgets. What it gains over LRU on the
+  published traces is small, and not everywhere (`scripts/bench.py hits`).
 
   Args:
     capacity_blocks: of the segment.
