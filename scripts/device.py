@@ -111,9 +111,8 @@ def _ssd_url(spec: ClusterSpec, name: str) -> str | None:
       f'ssd_bytes={spec.ssd_bytes} lie on devices'
     )
   url = f'{spec.ssd_url.rstrip("/")}/{name}/'
-  parent = Path(unquote(urlparse(spec.ssd_url).path))
-  if url.startswith('file://') and parent.is_dir():
-    (parent / name).mkdir(exist_ok=True)
+  if url.startswith('file://'):
+    Path(unquote(urlparse(url).path)).mkdir(parents=True, exist_ok=True)
   return url
 
 
