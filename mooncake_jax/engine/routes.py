@@ -155,9 +155,7 @@ class Routes:
         partial(self._fail, run),
         left,
         check,
-        is_private=not (
-          isinstance(op.src, Replica) and isinstance(op.dst, Replica)
-        ),
+        is_private=not self._is_kept(op.src) or not self._is_kept(op.dst),
       ),
       run.work.priority,
       may_run_now,
@@ -219,6 +217,10 @@ class Routes:
         partial(instance.arrived.give, num_bytes),
       )
     )
+
+  def _is_kept(self, side: DevicePages | Replica) -> bool:
+    """Whether its arrays stay in a host segment."""
+    return isinstance(side, Replica) and side.segment in self._instances
 
   def _at(self, name: str) -> Instance:
     if name not in self._instances:

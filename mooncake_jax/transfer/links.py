@@ -16,6 +16,7 @@ from jax.sharding import SingleDeviceSharding
 import numpy as np
 
 from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.entries import aligned
 from mooncake_jax.transfer.heads import HeadSlices
 from mooncake_jax.transfer.worker import LinkCount
 from mooncake_jax.transfer.worker import Worker
@@ -37,6 +38,9 @@ class Move:
     verify: called after `begin`; raises where the bytes are not right.
     is_private: nobody else has the arrays: a CPU device, whose memory kinds
       are one memory, takes them as they are instead of a copy.
+
+  Pinned host memory of CPU devices keeps NumPy's arrays: to make JAX's of
+  them takes 0.1 ms and gains nothing.
   """
 
   arrays: HeadSlices
@@ -122,13 +126,17 @@ class Link:
 
   def _put(self, batch: list[Move]) -> list[list[jax.Array]]:
     """Moves all arrays of the batch and waits for them."""
-    arrays = []
-    for move in batch:
+    kept = [_to_cpu_host(move) for move in batch]
+    arrays, targets = [], []
+    for move in (m for m, k in zip(batch, kept) if k is None):
       as_it_is = _copies_nothing(move)
       arrays += map(np.asarray, move.arrays) if as_it_is else move.arrays
-    targets = [target for move in batch for target in move.targets]
-    moved = iter(jax.block_until_ready(jax.device_put(arrays, targets)))
-    return [[next(moved) for _ in move.arrays] for move in batch]
+      targets += move.targets
+    moved = iter(_device_put(arrays, targets))
+    return [
+      [next(moved) for _ in move.arrays] if k is None else k
+      for move, k in zip(batch, kept)
+    ]
 
   def _deliver(self, move: Move, arrays: Callable[[], list[jax.Array]]) -> None:
     """Hands over what arrived; the receiver owns its bytes from then on."""
@@ -147,10 +155,34 @@ def _joins(batch: list[Move], move: Move) -> bool:
   return len(batch) < BATCH_MOVES and num_bytes <= BATCH_BYTES
 
 
+def _device_put(arrays: list[Any], targets: list[Any]) -> list[jax.Array]:
+  if not arrays:  # JAX takes its time for nothing, too
+    return []
+  return jax.block_until_ready(jax.device_put(arrays, targets))
+
+
 def _copies_nothing(move: Move) -> bool:
   """Whether the arrays, as NumPy's, are used in place where they go."""
-  if not move.is_private:
-    return False
+  return move.is_private and _is_on_cpu(move)
+
+
+def _to_cpu_host(move: Move) -> list[Any] | None:
+  """The arrays as pinned host memory of a CPU keeps them; None elsewhere."""
+  if any(target.memory_kind != 'pinned_host' for target in move.targets):
+    return None
+  if not _is_on_cpu(move):
+    return None
+  on_host = map(np.asarray, move.arrays)
+  return [*on_host] if move.is_private else [*map(_copy, on_host)]
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
+  copied = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+  np.copyto(copied, array)
+  return copied
+
+
+def _is_on_cpu(move: Move) -> bool:
   devices: set[Any] = set()
   for array, target in zip(move.arrays, move.targets):
     devices |= target.device_set

@@ -2,11 +2,27 @@
 """A benchmark's figures, and how its times are taken."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from dataclasses import dataclass
 import time
 from typing import Any
 
 import jax
+
+
+@dataclass(frozen=True)
+class Point:
+  """Where a figure stands in a plot: one panel a case, one line a way.
+
+  Attributes:
+    panel: 'store put, 4 at once'.
+    way: 'memcpy'.
+    size_bytes: of a block.
+  """
+
+  panel: str
+  way: str
+  size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -18,6 +34,7 @@ class Row:
     reference: what the figure or its target rests on.
     target: the figure must reach it; None where nothing is asked of it.
     at_most: the target is an upper limit, not a lower one.
+    point: of a figure that is one of a series.
   """
 
   metric: str
@@ -26,6 +43,7 @@ class Row:
   reference: str = ''
   target: float | None = None
   at_most: bool = False
+  point: Point | None = None
 
   @property
   def ok(self) -> bool:
@@ -43,6 +61,7 @@ class Row:
       'reference': self.reference,
       'target': self.target,
       'ok': self.ok,
+      **({'point': asdict(self.point)} if self.point else {}),
     }
 
 

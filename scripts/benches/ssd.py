@@ -9,15 +9,14 @@ again into the same buffer gives stands beside it. The best turn of each
 counts: what else the machine does only adds time.
 """
 
-import mmap
-import os
 from pathlib import Path
 import tempfile
-import time
 
 import numpy as np
 
 from mooncake_jax.backend import Replica
+from scripts.benches.bare import read_file
+from scripts.benches.bare import write_file
 from scripts.benches.rows import Row
 from scripts.benches.transfers import Blocks
 from scripts.benches.transfers import blocks_of
@@ -55,10 +54,10 @@ def _case(blocks: Blocks, folder: Path, turns: int) -> list[Row]:
     far = Replica(f'{NAME}/ssd', turn, key)
     blocks.move(blocks.ops(blocks.pages(turn), host))
     took = {
-      'plain_write': _write(folder / 'plain', block),
+      'plain_write': write_file(folder / 'plain', block),
       'write': blocks.move(blocks.ops(host, far))[0],
-      'plain_read': _read(folder / 'plain', None),
-      'warm_read': _read(folder / 'plain', warm),
+      'plain_read': read_file(folder / 'plain', None),
+      'warm_read': read_file(folder / 'plain', warm),
       'read': blocks.move(blocks.ops(far, back))[0],
       'onload': blocks.move(blocks.ops(far, blocks.pages(turn)))[0],
     }
@@ -93,25 +92,3 @@ def _rows(num_bytes: int, way: str, best: dict[str, float]) -> list[Row]:
       target=SHARE,
     ),
   ]
-
-
-def _write(path: Path, block: np.ndarray) -> float:
-  start_s = time.perf_counter()
-  with open(path, 'wb', buffering=0) as file:
-    left = memoryview(block.view(np.uint8))  # type: ignore
-    while left:
-      left = left[file.write(left) :]
-  return time.perf_counter() - start_s
-
-
-def _read(path: Path, warm: np.ndarray | None) -> float:
-  """Into `warm`, or into memory mapped anew."""
-  start_s = time.perf_counter()
-  with open(path, 'rb', buffering=0) as file:
-    size = os.fstat(file.fileno()).st_size
-    left = memoryview(
-      mmap.mmap(-1, size) if warm is None else warm.view(np.uint8)  # type: ignore
-    )
-    while left and (got := file.readinto(left)):
-      left = left[got:]
-  return time.perf_counter() - start_s
