@@ -6,7 +6,7 @@ from collections.abc import Callable
 from scripts.benches.decode import decode
 from scripts.benches.hits import hits
 from scripts.benches.master import master
-from scripts.benches.mooncake import mooncake
+from scripts.benches.mooncake import mooncake as mooncake_rows
 from scripts.benches.overlap import overlap
 from scripts.benches.prefill import prefill
 from scripts.benches.rows import Row
@@ -20,7 +20,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'decode': decode,
   'store': lambda quick: [*steady(quick), *store(quick)],
   'transfer': lambda quick: [*transfer(quick), *ssd(quick)],
-  'mooncake': mooncake,
+  'mooncake': mooncake_rows,
   'overlap': overlap,
   'master': master,
   'hits': hits,
