@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs benchmarks; the exit status is 1 while a target is missed.
+r"""Runs benchmarks; the exit status is 1 while a target is missed.
 
-python scripts/bench.py prefill decode store master hits [--json FILE] [--quick]
+python scripts/bench.py prefill decode store transfer overlap master hits \
+  [--json FILE] [--plot FILE.svg] [--quick]
 """
 
 import argparse
@@ -17,6 +18,7 @@ from rich.table import Table
 from mooncake_jax.report.environment import environment
 from mooncake_jax.transfer.host_memory import keep_freed_memory
 from scripts.benches import BENCHES
+from scripts.benches.plot import plot
 from scripts.benches.rows import Row
 from scripts.device import start_jax
 
@@ -25,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
   parser.add_argument('names', nargs='+', choices=[*BENCHES], metavar='NAME')
   parser.add_argument('--json', type=Path, help='also write the rows here')
+  parser.add_argument('--plot', type=Path, help='draw series here (SVG, PNG)')
   parser.add_argument('--quick', action='store_true', help='fewer repeats')
   args = parser.parse_args(argv)
   start_jax(num_devices=4)
@@ -38,10 +41,21 @@ def main(argv: list[str] | None = None) -> int:
       'rows': [row.to_dict() for row in rows],
     }
     args.json.write_text(json.dumps(found, indent=2) + '\n')
+  if args.plot:
+    plot(rows, args.plot)
   return 0 if all(row.ok for row in rows) else 1
 
 
 def show(rows: list[Row]) -> None:
+  """Prints series by way, side by side, and all other rows one by one."""
+  console = Console(width=140)
+  if series := [row for row in rows if row.point]:
+    console.print(_series(series))
+  if singles := [row for row in rows if not row.point]:
+    console.print(_singles(singles))
+
+
+def _singles(rows: list[Row]) -> Table:
   table = Table(title='Benchmarks', title_justify='left')
   for column in ('metric', 'value', 'unit', 'target', 'ok', 'reference'):
     table.add_column(column)
@@ -50,7 +64,23 @@ def show(rows: list[Row]) -> None:
     ok = ('yes' if row.ok else 'NO') if target else ''
     cells = (row.metric, f'{row.value:.4g}', row.unit, target, ok)
     table.add_row(*cells, row.reference)
-  Console(width=140).print(table)
+  return table
+
+
+def _series(rows: list[Row]) -> Table:
+  table = Table(title='GB/s by block size and way', title_justify='left')
+  ways = sorted({row.point.way for row in rows if row.point})
+  for column in ('case', 'block KiB', *ways):
+    table.add_column(column, justify='right')
+  found: dict[tuple[str, int], dict[str, float]] = {}
+  for row in rows:
+    assert row.point
+    case = (row.point.panel, row.point.size_bytes)
+    found.setdefault(case, {})[row.point.way] = row.value
+  for (panel, size), by_way in sorted(found.items()):
+    cells = (f'{by_way[w] / 1e9:.3g}' if w in by_way else '' for w in ways)
+    table.add_row(panel, f'{size >> 10}', *cells)
+  return table
 
 
 if __name__ == '__main__':

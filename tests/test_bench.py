@@ -6,6 +6,7 @@ import json
 import pytest
 
 from scripts import bench
+from scripts.benches.rows import Point
 from scripts.benches.rows import Row
 
 
@@ -43,3 +44,24 @@ def test_rows_and_environment_are_written(table, tmp_path):
 def test_an_unknown_benchmark_is_an_error(table):
   with pytest.raises(SystemExit):
     bench.main(['nothing'])
+
+
+def test_series_stand_side_by_side_and_are_drawn(monkeypatch, tmp_path, capsys):
+  rows = [
+    Row(f'{way}.{size}', speed, 'B/s', point=Point('put 1x1', way, size))
+    for way, speed in (('ours', 5e9), ('memcpy', 2e10))
+    for size in (1 << 16, 1 << 20)
+  ]
+  monkeypatch.setattr(bench, 'BENCHES', {'swept': lambda quick: rows})
+  drawn = tmp_path / 'a.svg'
+  found = tmp_path / 'rows.json'
+  command = ['swept', '--plot', str(drawn), '--json', str(found)]
+  assert bench.main(command) == 0
+  assert '<svg' in drawn.read_text() and 'put 1x1' in capsys.readouterr().out
+  point = json.loads(found.read_text())['rows'][0]['point']
+  assert point == {'panel': 'put 1x1', 'way': 'ours', 'size_bytes': 1 << 16}
+
+
+def test_a_plot_of_nothing_is_an_error(table, tmp_path):
+  with pytest.raises(ValueError, match='no series'):
+    bench.main(['good', '--plot', str(tmp_path / 'a.png')])

@@ -9,7 +9,9 @@ device uses them in place.
 T chunk token, B batch row, P page of a page table, n pages.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -154,14 +156,18 @@ class MeshModel:
     return cpu_copies.copy_out(self._kv, pages_n, start_layer, stop_layer)
 
   def copy_in_now(
-    self, pages: tuple[int, ...], start_layer: int, block_L2SKH: jax.Array
+    self,
+    pages: tuple[int, ...],
+    start_layer: int,
+    blocks: Mapping[Any, np.ndarray],
   ) -> bool:
-    """Writes a block at once; False where that can't be. Nobody reads."""
-    is_there = block_L2SKH.is_ready()  # pyright: ignore
-    if not (is_there and self._is_at_rest):
+    """Writes a block, given by device, at once; False where that can't be.
+
+    Nobody reads the pages.
+    """
+    if not self._is_at_rest:
       return False
-    pages_n = self._pages(pages)
-    cpu_copies.copy_in(self._kv, pages_n, start_layer, block_L2SKH)
+    cpu_copies.copy_in(self._kv, self._pages(pages), start_layer, blocks)
     return True
 
   @property

@@ -15,12 +15,10 @@ Whoever holds a piece asks the book before it writes anything.
 from collections.abc import Callable
 from collections.abc import Mapping
 from functools import partial
-
-import jax
+from typing import Any
 
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
-from mooncake_jax.backend import TransferOp
 from mooncake_jax.engine import far_routes
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.instance import Instance
@@ -85,7 +83,8 @@ class Routes:
     run.num_pieces = len(pieces)
     for piece in pieces:
       pages = src.pages[piece]
-      num_bytes = self._num_bytes(instance, len(pages), op)
+      num_layers = op.stop_layer - op.start_layer
+      num_bytes = self._num_bytes(instance, len(pages), num_layers)
       instance.owner.post(
         GatherTask(
           pages,
@@ -177,7 +176,7 @@ class Routes:
     instance: Instance,
     dst: Replica,
     part: Part,
-    moved: list[jax.Array],
+    moved: list[Any],
   ) -> None:
     """On the host link's thread: the segment keeps what arrived."""
     kept = part._replace(slices=tuple(moved))
@@ -193,28 +192,29 @@ class Routes:
     instance: Instance,
     pages: tuple[int, ...],
     part: Part,
-    moved: list[jax.Array],
+    moved: list[Any],
   ) -> None:
     """On the device link's thread: hands the block to the pool's owner."""
     op, first = run.op, max(run.op.start_layer, part.start_layer)
     last = min(op.stop_layer, part.stop_layer)
     layers = (first - part.start_layer, last - part.start_layer)
-    block_L2SKH = instance.device_place.assemble(
+    num_tokens = len(pages) * instance.model.page_tokens
+    if moved[0].shape[2] != num_tokens:
+      raise ValueError(f'{moved[0].shape[2]} tokens to {len(pages)} pages')
+    block, local = instance.device_place.arrived(
       moved, len(part.slices), instance.num_kv_heads, layers
     )
-    num_tokens = len(pages) * instance.model.page_tokens
-    if block_L2SKH.shape[2] != num_tokens:
-      raise ValueError(f'{block_L2SKH.shape[2]} tokens to {len(pages)} pages')
-    num_bytes = sum(array.nbytes for array in moved)
+    num_bytes = self._num_bytes(instance, len(pages), last - first)
     instance.owner.post(
       ScatterTask(
         pages,
         first,
-        block_L2SKH,
+        block,
+        local,
         lambda: run.is_live,
-        partial(self.book.piece_arrived, run, block_L2SKH.nbytes),
+        partial(self.book.piece_arrived, run, num_bytes),
         partial(self._fail, run),
-        partial(instance.arrived.give, num_bytes),
+        partial(instance.arrived.give, sum(array.nbytes for array in moved)),
       )
     )
 
@@ -228,10 +228,9 @@ class Routes:
     return self._instances[name]
 
   def _num_bytes(
-    self, instance: Instance, num_pages: int, op: TransferOp
+    self, instance: Instance, num_pages: int, num_layers: int
   ) -> int:
     num_tokens = num_pages * instance.model.page_tokens
-    num_layers = op.stop_layer - op.start_layer
     return num_tokens * num_layers * self._token_layer_bytes
 
   def _fail(self, run: OpRun, error: Exception) -> None:

@@ -7,9 +7,11 @@ owner's where it fails or is no longer wanted.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 import threading
+from typing import Any
 
 import jax
 import numpy as np
@@ -156,6 +158,8 @@ class ScatterTask:
   """Writes an arrived block into pages of the pool.
 
   Attributes:
+    block: makes the array on the mesh.
+    local: the same in host memory by device, where it lies there.
     is_live: False drops it: its op has ended, the pages may be another's.
     done: called on the reader's thread, or the owner's, when the bytes are
       readable.
@@ -164,7 +168,8 @@ class ScatterTask:
 
   pages: tuple[int, ...]
   start_layer: int
-  block: jax.Array
+  block: Callable[[], jax.Array]
+  local: Mapping[Any, np.ndarray] | None
   is_live: Callable[[], bool]
   done: Callable[[], None]
   failed: Callable[[Exception], None]
@@ -175,12 +180,13 @@ class ScatterTask:
     if not self.is_live():
       self.left()
       return
-    what = (self.pages, self.start_layer, self.block)
-    if desk.reader.is_idle and desk.model.copy_in_now(*what):
-      self.left()
-      self.done()
-      return
-    marker = desk.model.copy_in(*what)
+    where = (self.pages, self.start_layer)
+    if self.local is not None and desk.reader.is_idle:
+      if desk.model.copy_in_now(*where, self.local):
+        self.left()
+        self.done()
+        return
+    marker = desk.model.copy_in(*where, self.block())
     desk.reader.expect(marker, self._ready, self.fail)
 
   def fail(self, error: Exception) -> None:

@@ -9,7 +9,9 @@ the pages meanwhile. These wait for nothing and return when the copy is done.
 L layer, P page, n pages, C token in a page, K KV head, H head dim.
 """
 
+from collections.abc import Mapping
 import ctypes
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,12 +41,12 @@ def copy_in(
   kv_LP2CKH: jax.Array,
   pages: np.ndarray,
   start_layer: int,
-  block_L2SKH: jax.Array,
+  blocks: Mapping[Any, np.ndarray],
 ) -> None:
-  """Writes a block into pages of the pool, in place."""
-  blocks = {s.device: s.data for s in block_L2SKH.addressable_shards}
+  """Writes each device's part of a block [L, 2, S, K, H] into pages of it."""
   for shard in kv_LP2CKH.addressable_shards:
-    block = _view(blocks[shard.device])
+    block = blocks[shard.device]
+    block = block.view(f'u{block.dtype.itemsize}')
     L, two, _, K, H = block.shape
     pool = _view(shard.data)[start_layer : start_layer + L]
     block_L2nCKH = block.reshape(L, two, len(pages), -1, K, H)

@@ -10,9 +10,11 @@ heads differently, the destination's devices cut and join what arrived.
 L layer, S token, K KV head, H head dim.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 from jax import numpy as jnp
@@ -114,6 +116,50 @@ class DevicePlace:
         slices = tuple(next(arrived) for _ in sources)
         local.append(_fit(slices, start_head, num_heads, layers))
     return self._global(local, num_kv_heads)
+
+  def arrived(
+    self,
+    moved: list[Any],
+    num_slices: int,
+    num_kv_heads: int,
+    layers: tuple[int, int],
+  ) -> tuple[Callable[[], jax.Array], dict[Any, np.ndarray] | None]:
+    """What `assemble` makes, and the same by device if it is host memory.
+
+    There it is made when it is asked for: it may not be needed.
+    """
+    how = (num_slices, num_kv_heads, layers)
+    if not isinstance(moved[0], np.ndarray):
+      block_L2SKH = self.assemble(moved, *how)
+      return lambda: block_L2SKH, None
+    local = self._local(moved, *how)
+
+    def on_mesh() -> jax.Array:
+      parts = [jax.device_put(part, device) for device, part in local.items()]
+      return self._global(parts, num_kv_heads)
+
+    return on_mesh, local
+
+  def _local(
+    self,
+    moved: list[np.ndarray],
+    num_slices: int,
+    num_kv_heads: int,
+    layers: tuple[int, int],
+  ) -> dict[Any, np.ndarray]:
+    """Views of what was moved, where one slice has all a device's heads."""
+    arrived = iter(moved)
+    num_heads = num_kv_heads // len(self.mesh.devices)
+    parts = {}
+    for kv, row in enumerate(self.mesh.devices):
+      sources = overlapping(num_slices, len(self.mesh.devices), kv)
+      start_head = kv * num_heads - sources[0] * num_kv_heads // num_slices
+      heads = slice(start_head, start_head + num_heads)
+      for device in row:
+        slices = [next(arrived) for _ in sources]
+        block = slices[0] if len(slices) == 1 else np.concatenate(slices, 3)
+        parts[device] = block[layers[0] : layers[1], :, :, heads]
+    return parts
 
   def _global(self, local: list[jax.Array], num_kv_heads: int) -> jax.Array:
     L, two, S, _, H = local[0].shape

@@ -39,14 +39,14 @@ class Move:
     is_private: nobody else has the arrays: a CPU device, whose memory kinds
       are one memory, takes them as they are instead of a copy.
 
-  Pinned host memory of CPU devices keeps NumPy's arrays: to make JAX's of
-  them takes 0.1 ms and gains nothing.
+  On CPU devices NumPy's arrays arrive: to make JAX's of them takes 0.1 ms
+  each, and who needs them can do it then.
   """
 
   arrays: HeadSlices
   targets: tuple[SingleDeviceSharding, ...]
   begin: Callable[[], bool]
-  arrived: Callable[[list[jax.Array]], None]
+  arrived: Callable[[list[Any]], None]
   failed: Callable[[Exception], None]
   left: Callable[[], None] = lambda: None
   verify: Callable[[], None] = lambda: None
@@ -124,21 +124,19 @@ class Link:
       return False
     return True
 
-  def _put(self, batch: list[Move]) -> list[list[jax.Array]]:
+  def _put(self, batch: list[Move]) -> list[list[Any]]:
     """Moves all arrays of the batch and waits for them."""
-    kept = [_to_cpu_host(move) for move in batch]
-    arrays, targets = [], []
-    for move in (m for m, k in zip(batch, kept) if k is None):
-      as_it_is = _copies_nothing(move)
-      arrays += map(np.asarray, move.arrays) if as_it_is else move.arrays
-      targets += move.targets
+    kept = [_on_cpu(move) for move in batch]
+    ways = [move for move, k in zip(batch, kept) if k is None]
+    arrays = [array for move in ways for array in move.arrays]
+    targets = [target for move in ways for target in move.targets]
     moved = iter(_device_put(arrays, targets))
     return [
       [next(moved) for _ in move.arrays] if k is None else k
       for move, k in zip(batch, kept)
     ]
 
-  def _deliver(self, move: Move, arrays: Callable[[], list[jax.Array]]) -> None:
+  def _deliver(self, move: Move, arrays: Callable[[], list[Any]]) -> None:
     """Hands over what arrived; the receiver owns its bytes from then on."""
     try:
       move.arrived(arrays())
@@ -166,14 +164,12 @@ def _copies_nothing(move: Move) -> bool:
   return move.is_private and _is_on_cpu(move)
 
 
-def _to_cpu_host(move: Move) -> list[Any] | None:
-  """The arrays as pinned host memory of a CPU keeps them; None elsewhere."""
-  if any(target.memory_kind != 'pinned_host' for target in move.targets):
-    return None
+def _on_cpu(move: Move) -> list[Any] | None:
+  """What arrives where all is a CPU's memory; None elsewhere."""
   if not _is_on_cpu(move):
     return None
-  on_host = map(np.asarray, move.arrays)
-  return [*on_host] if move.is_private else [*map(_copy, on_host)]
+  arrays = map(np.asarray, move.arrays)
+  return [*arrays] if move.is_private else [*map(_copy, arrays)]
 
 
 def _copy(array: np.ndarray) -> np.ndarray:

@@ -6,16 +6,22 @@ from collections.abc import Callable
 from scripts.benches.decode import decode
 from scripts.benches.hits import hits
 from scripts.benches.master import master
+from scripts.benches.mooncake import mooncake as mooncake_rows
+from scripts.benches.overlap import overlap
 from scripts.benches.prefill import prefill
 from scripts.benches.rows import Row
 from scripts.benches.ssd import ssd
 from scripts.benches.steady import steady
 from scripts.benches.store import store
+from scripts.benches.transfer import transfer
 
 BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'decode': decode,
-  'store': lambda quick: [*store(quick), *steady(quick), *ssd(quick)],
+  'store': lambda quick: [*steady(quick), *store(quick)],
+  'transfer': lambda quick: [*transfer(quick), *ssd(quick)],
+  'mooncake': mooncake_rows,
+  'overlap': overlap,
   'master': master,
   'hits': hits,
 }

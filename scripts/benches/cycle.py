@@ -6,7 +6,6 @@ get takes leases, moves and checks them. Blocks are numbered; block i has the
 bytes of pool block i modulo their number, so what arrives can be checked.
 """
 
-from collections.abc import Sequence
 import time
 
 import numpy as np
@@ -18,9 +17,9 @@ from mooncake_jax.store.master import Master
 from scripts.benches.transfers import Blocks
 from scripts.benches.transfers import NAME
 
-# The Master's clock counts puts, and a lease runs for two: in the 10 s of
+# The Master's clock counts puts, and a lease runs to the next: in the 10 s of
 # serving a loop that does nothing but read would lease all there is.
-LEASE_S = 2.0
+LEASE_S = 1.0
 
 
 class Cycle:
@@ -65,8 +64,10 @@ class Cycle:
     self._keep_books(puts.values())
     return seconds
 
-  def get(self, chains: Sequence[int]) -> float:
-    """Seconds to read whole chains, all under way at once."""
+  def get(self, turn: int, depth: int) -> float:
+    """Seconds to read chains, others each turn, all under way at once."""
+    there = [*self.held]
+    chains = [there[(7 * turn + i) % len(there)] for i in range(depth)]
     backend, gets = self.blocks.backend, {}
     start_s = time.perf_counter()
     for first in chains:
@@ -85,10 +86,11 @@ class Cycle:
       raise RuntimeError(f'a measured get brought {arrived} blocks')
     return seconds
 
-  def some(self, turn: int, count: int) -> list[int]:
-    """Chains that are held, others each turn, none twice."""
-    held = [*self.held]
-    return [held[(7 * turn + i) % len(held)] for i in range(count)]
+  def clear(self) -> None:
+    """Drops all that is held."""
+    for key in self.master.inventory(NAME):
+      self.blocks.backend.drop(self.master.peek(key))
+    self.held = {}
 
   def check(self) -> None:
     """Raises RuntimeError if a block that is held has not its bytes."""

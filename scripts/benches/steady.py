@@ -5,14 +5,16 @@ Client, Master and transfer engine as serving uses them (`cycle.py`). Each
 turn puts other blocks where the oldest were evicted and gets some that are
 held; plain arrays do the same by `device_put`, warm buffers by memcpy, and a
 real Mooncake Store, where its wheel is installed, by its batched calls. Each
-holds more than 1 GiB of distinct blocks and moves them from and to 512 MiB of
-device memory. All of it was written before the clock runs, in memory that
+holds more than 1 GiB of distinct blocks and puts them from 512 MiB of device
+memory. All of it was written before the clock runs, in memory that
 malloc keeps (`host_memory.py`): no page is touched first meanwhile, on any
 side. The median turn counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from contextlib import contextmanager
+from functools import partial
 from statistics import median
 
 from mooncake_jax.cluster_spec import ClusterSpec
@@ -32,79 +34,73 @@ HELD_BYTES = 9 << 27  # of the others: 1.125 GiB
 ALL, DEFAULT = CONFIG.num_layers, ClusterSpec().layers_per_transfer
 # (tokens a block, layers a part, blocks a transfer): 5.9 and 23.6 MB blocks.
 CASES = ((128, DEFAULT, 4), (128, ALL, 4), (128, ALL, 16), (512, ALL, 4))
+TOKEN_BYTES = 2 * CONFIG.num_kv_heads * CONFIG.head_dim * 4 * ALL
 SHARE = 0.85
 TIMES = 2.0
 
-Move = Callable[[], float]
+Others = Mapping[str, Bare | RealStore]
 
 
 def steady(quick: bool, cases=CASES) -> list[Row]:
   """Ratios to bare device_put and to the real store, by case."""
-  call_bytes = max(tokens * batch for tokens, _, batch in cases) * 46080
+  call_bytes = max(tokens * batch for tokens, _, batch in cases) * TOKEN_BYTES
   rows = []
   with real_clients(HELD_BYTES, call_bytes) as clients:
     for tokens, layers, batch in cases:
       with blocks_of(tokens, layers, host_bytes=CAPACITY_BYTES) as blocks:
-        times = measured(blocks, clients, batch, 1, 10 if quick else 40)
+        blocks.fill()
+        cycle = Cycle(blocks, CAPACITY_BYTES, batch)
+        with others_of(blocks, clients, HELD_BYTES) as others:
+          times = measured(cycle, others, 1, 10 if quick else 40)
         rows += _rows(blocks, layers, batch, times)
   return rows
 
 
-def measured(
-  blocks: Blocks,
-  clients: Mapping[str, MooncakeClient],
-  batch: int,
-  depth: int,
-  turns: int,
-  capacity_bytes: int = CAPACITY_BYTES,
-  held_bytes: int = HELD_BYTES,
-) -> dict[tuple[str, str], float]:
-  """Seconds of the median turn by ('put' or 'get', way).
-
-  A turn moves `depth` chains of `batch` blocks: ours in as many transfers,
-  the others in one call.
-  """
-  count = batch * depth
+@contextmanager
+def others_of(
+  blocks: Blocks, clients: Mapping[str, MooncakeClient], held_bytes: int
+) -> Iterator[Others]:
+  """Other means, by way, that hold so many bytes of the same blocks."""
   size = blocks.layout.block_bytes
   room = held_bytes // size
-  blocks.fill()
-  cycle = Cycle(blocks, capacity_bytes, batch)
-  others = {'device_put': Bare(size, blocks.num_blocks, room)}
-  others |= {w: RealStore(c, size, room) for w, c in clients.items()}
-  memcpy = Memcpy(size, max(room // 4, 1))
-  while not cycle.blocks_evicted:
-    cycle.put(1)
-  most = max(min(room, call_blocks(clients, size, room)), 1)
+  real = {way: RealStore(c, size, room) for way, c in clients.items()}
+  others: Others = {'device_put': Bare(size, blocks.num_blocks, room), **real}
+  most = min((c.memory.size // size for c in clients.values()), default=room)
   for other in others.values():
     while not other.is_full:
       other.put(min(most, room - len(other.held)))
+  yield others
+  for store in real.values():
+    store.clear()
+
+
+def measured(
+  cycle: Cycle, others: Others, depth: int, turns: int
+) -> dict[tuple[str, str], float]:
+  """Seconds of the median turn by ('put' or 'get', way).
+
+  A turn moves `depth` chains: ours in as many transfers, the others in one
+  call.
+  """
+  count, size = cycle.batch * depth, cycle.blocks.layout.block_bytes
+  memcpy = Memcpy(size, max(HELD_BYTES // 8 // size, 2))
+  while not cycle.blocks_evicted:
+    cycle.put(depth)
   times: dict[tuple[str, str], list[float]] = {}
   for turn in range(turns + 2):
-    works: dict[tuple[str, str], Move] = {
-      ('put', 'store'): lambda: cycle.put(depth),
-      ('get', 'store'): lambda: cycle.get(cycle.some(turn, depth)),  # noqa: B023
-      ('put', 'memcpy'): lambda: memcpy.copy(count),
+    works = {
+      ('put', 'store'): partial(cycle.put, depth),
+      ('get', 'store'): partial(cycle.get, turn, depth),
+      ('put', 'memcpy'): partial(memcpy.copy, count),
     }
     for way, other in others.items():
-      works['put', way] = lambda other=other: other.put(count)
-      works['get', way] = lambda other=other: other.get(turn, count)  # noqa: B023
-    order = [*works] if turn % 2 else [*works][::-1]
-    for key in order:
+      works['put', way] = partial(other.put, count)
+      works['get', way] = partial(other.get, turn, count)
+    for key in [*works][:: 1 if turn % 2 else -1]:
       times.setdefault(key, []).append(works[key]())
   cycle.check()
-  for other in others.values():
-    if isinstance(other, RealStore):
-      other.clear()
   found = {key: median(taken[2:]) for key, taken in times.items()}
-  found['get', 'memcpy'] = found['put', 'memcpy']
-  return found
-
-
-def call_blocks(
-  clients: Mapping[str, MooncakeClient], size: int, room: int
-) -> int:
-  """Blocks that one call of every client takes."""
-  return min((c.memory.size // size for c in clients.values()), default=room)
+  return found | {('get', 'memcpy'): found['put', 'memcpy']}
 
 
 def _rows(
