@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 import jax
+from jax.profiler import TraceAnnotation
 import numpy as np
 
 from mooncake_jax.backend import Completion
@@ -70,7 +71,8 @@ class PrefillTask:
       self.post(Completion(self.work_id, 'cancelled', now_s, now_s))
       return
     try:
-      token = desk.model.prefill(self.chunk)
+      with TraceAnnotation('mooncake.prefill'):
+        token = desk.model.prefill(self.chunk)
     except Exception:
       desk.chunk_slots.release()
       raise
@@ -131,10 +133,13 @@ class GatherTask:
       return
     what = (self.pages, self.start_layer, self.stop_layer)
     try:
-      if (slices := desk.model.copy_out_now(*what)) is not None:
+      with TraceAnnotation('mooncake.copy_out'):
+        slices = desk.model.copy_out_now(*what)
+        block = desk.model.copy_out(*what) if slices is None else None
+      if slices is not None:
         self.gathered(slices)
         return
-      block = desk.model.copy_out(*what)
+      assert block is not None
     except Exception:
       desk.staging.give(self.num_bytes)
       raise

@@ -6,9 +6,13 @@ segment while the next chunks compute, one puts none. Prefill is from the start
 of the first chunk to the end of the last, handoff to decode included in both.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 import itertools
+from pathlib import Path
 from statistics import median
+import tempfile
 
 import jax
 import numpy as np
@@ -54,15 +58,28 @@ def overlap(quick: bool) -> list[Row]:
       'without': Cluster(replace(SPEC, reuse=False), CONFIG, backend),
     }
     times: dict[str, list[float]] = {name: [] for name in clusters}
-    stored = 0
     for turn in range(turns + 1):
       for name in [*clusters][:: 1 if turn % 2 else -1]:
         seconds, blocks = prompts.serve(clusters[name])
         assert blocks == (tokens // 128 if name == 'with' else 0), blocks
-        stored += blocks
         if turn:
           times[name].append(seconds)
-  return _rows(tokens, {name: median(taken) for name, taken in times.items()})
+    shares = {
+      name: copy_share(partial(prompts.serve, cluster))
+      for name, cluster in clusters.items()
+    }
+  added = shares['with'] - shares['without']
+  return [
+    *_rows(tokens, {name: median(taken) for name, taken in times.items()}),
+    Row(
+      f'overlap.{tokens}_tokens.copies_added',
+      added,
+      'ratio',
+      'of prefill, copies out of the pool in the profile of one prompt each',
+      target=ADDED,
+      at_most=True,
+    ),
+  ]
 
 
 def _rows(tokens: int, taken: dict[str, float]) -> list[Row]:
@@ -78,6 +95,30 @@ def _rows(tokens: int, taken: dict[str, float]) -> list[Row]:
       at_most=True,
     ),
   ]
+
+
+def copy_share(serve: Callable[[], tuple[float, int]]) -> float:
+  """Copies out of the pool as a share of the prefill, by profiler annotations.
+
+  They run on the thread that starts the next chunk, so their time adds to it.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder):
+      seconds, _ = serve()
+    (copies_s,) = annotated_s(Path(folder), ('mooncake.copy_out',))
+  return copies_s / seconds
+
+
+def annotated_s(folder: Path, names: tuple[str, ...]) -> list[float]:
+  """Seconds inside the annotations of each name in a profile."""
+  (path,) = folder.glob('**/*.xplane.pb')
+  total_ns = dict.fromkeys(names, 0.0)
+  for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+    for line in plane.lines:
+      for event in line.events:
+        if event.name in total_ns:
+          total_ns[event.name] += event.duration_ns
+  return [ns / 1e9 for ns in total_ns.values()]
 
 
 class Prompts:
