@@ -11,6 +11,7 @@ from scripts.benches.bare import write_file
 from scripts.benches.cycle import Cycle
 from scripts.benches.steady import measured
 from scripts.benches.sweep import modes
+from scripts.benches.sweep import panel
 from scripts.benches.sweep import SMALL
 from scripts.benches.transfer import Loop
 from scripts.benches.transfers import blocks_of
@@ -99,4 +100,5 @@ def test_files_keep_their_bytes(tmp_path):
 
 def test_large_blocks_move_in_smaller_batches():
   assert modes(False, 64 << 20) == [(1, 1), (1, 2), (2, 1)]
+  assert panel(64 << 20, (1, 2)) == '1x16' and panel(1 << 20, (1, 4)) == '1x4'
   assert modes(False, 64 << 10) == [(1, 1), (1, 4), (1, 16), (16, 1)]

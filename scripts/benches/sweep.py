@@ -51,6 +51,14 @@ def modes(quick: bool, size: int) -> list[tuple[int, int]]:
   )
 
 
+def panel(size: int, mode: tuple[int, int]) -> str:
+  """The mode that was wanted where a turn of so large blocks is less."""
+  most = MOVED_BYTES // size
+  clipped = {(min(b, most), min(d, most)): (b, d) for b, d in MODES}
+  batch, depth = mode if mode in MODES else clipped[mode]
+  return f'{batch}x{depth}'
+
+
 @contextmanager
 def small_blocks(size: int, **kwargs) -> Iterator[Blocks]:
   """A backend with blocks of `size` bytes, each one part."""
@@ -78,7 +86,7 @@ def rows_of(
       batch * depth * size / seconds,
       'B/s',
       f'{batch} blocks a transfer, {depth} under way',
-      point=Point(f'{bench} {what} {batch}x{depth}', way, size),
+      point=Point(f'{bench} {what} {panel(size, mode)}', way, size),
     )
     for (what, way), seconds in sorted(times.items())
   ]
