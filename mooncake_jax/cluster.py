@@ -368,7 +368,7 @@ class Cluster:
 
   def _adopt(self) -> list[Event]:
     """Takes over what earlier processes left on the SSDs."""
-    if not self.spec.ssd_bytes:
+    if not (self.spec.ssd_bytes and self.spec.reuse):
       return []
     block_bytes, now_s = self.layout.block_bytes, self.backend.now_s()
     return [
