@@ -8,6 +8,7 @@ real Mooncake Store, which no instance owns, is 'mooncake'.
 
 from typing import Literal
 
+# Fastest first.
 Medium = Literal['device', 'host', 'ssd', 'remote']
 REMOTE = 'mooncake'
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import math
 from typing import get_args
 
+from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.eviction import Policy
 from mooncake_jax.store.objects import COMPLETE
 from mooncake_jax.store.objects import Copy
-from mooncake_jax.store.objects import Medium
 from mooncake_jax.store.objects import Segment
 from mooncake_jax.store.outcomes import Departed
 from mooncake_jax.store.outcomes import Evicted

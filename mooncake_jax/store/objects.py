@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 import math
 from typing import get_args
-from typing import Literal
 from typing import Optional
 
 from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.queue import EvictionQueue
 
@@ -27,7 +27,6 @@ CONDEMNED = 4  # complete, and no lower tier would take it
 NEVER_S = -1e18
 
 # Fastest first: readers take the first that has the block.
-Medium = Literal['device', 'host', 'ssd', 'remote']
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 LOAD_HALF_LIFE_S = 10.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
-from mooncake_jax.store.objects import Medium
+from mooncake_jax.blocks.segments import Medium
 
 
 @dataclass
