@@ -19,8 +19,8 @@ from engine_pieces import tiny_spec
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
+from mooncake_jax.model import pages as kv_pool
 from mooncake_jax.transfer import cpu_copies
-from mooncake_jax.transfer import page_copies
 
 pytestmark = pytest.mark.skipif(
   jax.default_backend() != 'cpu', reason='copies of a CPU'
@@ -98,7 +98,7 @@ def test_every_dtype_keeps_its_bits():
     pool = jax.block_until_ready(bits.astype(dtype))
     pages = np.array([4, 1], np.int32)
     (found,) = cpu_copies.copy_out(pool, pages, 1, 3)
-    expected = page_copies.copy_out(pool, pages, np.int32(1), 2)
+    expected = kv_pool.gather_pages(pool, pages, np.int32(1), 2)
     assert found.dtype == dtype
     assert np.asarray(expected).tobytes() == found.tobytes()
 

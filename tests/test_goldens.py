@@ -117,7 +117,7 @@ def test_a_prefix_from_another_pool_gives_the_reference_logits(name, reused):
   _, first = prefill(g, 0, reused, pool(g), pages(n))
   block = gather_pages(first, pages(reused), 0, L)
   table_P = pages(n, first=9)  # elsewhere in the second pool
-  second = scatter_pages(pool(g), table_P[: reused // PAGE_TOKENS], block)
+  second, _ = scatter_pages(pool(g), table_P[: reused // PAGE_TOKENS], block)
   logits_TV, _ = prefill(g, reused, n, second, table_P)
   assert np.abs(logits_TV - g.logits_TV[reused:]).max() <= TOLERANCE
 

@@ -70,10 +70,8 @@ def test_a_prefix_moved_through_blocks_equals_whole(stop):
   here.prefill(tokens, table_P, 0, LENGTH, BUCKET)
   n = stop // PAGE_TOKENS
   for start_layer in range(LLAMA.num_layers):
-    block_L2SKH = pages.gather_pages(
-      here.kv, table_P[:n], start_layer, start_layer + 1
-    )
-    there.kv = pages.scatter_pages(
+    block_L2SKH = pages.gather_pages(here.kv, table_P[:n], start_layer, 1)
+    there.kv, _ = pages.scatter_pages(
       there.kv, other_P[:n], block_L2SKH, start_layer
     )
   logits_V = there.prefill(tokens, other_P, stop, LENGTH, BUCKET)

@@ -127,7 +127,8 @@ def test_blocks_of_any_mesh_have_the_same_bytes():
     blocks.append(np.asarray(block_L2SKH))
   np.testing.assert_allclose(*blocks, atol=1e-5)
   one = Runner(LLAMA, 1)
-  one.kv = pages.scatter_pages(one.kv, table_P[:6], blocks[1])
+  placed = jax.device_put(blocks[1], pages.block_sharding(LLAMA, one.mesh))
+  one.kv, _ = pages.scatter_pages(one.kv, table_P[:6], placed)
   again_L2SKH = pages.gather_pages(one.kv, table_P[:6], 0, 2)
   np.testing.assert_array_equal(blocks[1], np.asarray(again_L2SKH))
 

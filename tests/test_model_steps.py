@@ -54,7 +54,7 @@ def test_the_pool_is_written_in_place(tensor):
   run.prefill(make_prompt(LLAMA, 30), table_P, 0, 30, 32)
   assert pointers(run.kv) == before
   block_L2SKH = pages.gather_pages(run.kv, table_P[:2], 0, 1)
-  run.kv = pages.scatter_pages(run.kv, table_P[2:4], block_L2SKH, 1)
+  run.kv, _ = pages.scatter_pages(run.kv, table_P[2:4], block_L2SKH, 1)
   assert pointers(run.kv) == before
   _, run.kv = decode_step(
     run.params, LLAMA, run.kv, make_state(run.mesh, [30, 0, 4])
@@ -142,7 +142,7 @@ def test_pages_survive_a_round_trip_bit_for_bit():
   assert block_L2SKH.shape == (2, 2, 12, 4, 8)
   # Token 6 of the block is token 2 of its second page.
   np.testing.assert_array_equal(block_L2SKH[1, 0, 6], source[1, 2, 0, 2])
-  kv_LP2CKH = pages.scatter_pages(kv_LP2CKH, to_n, block_L2SKH)
+  kv_LP2CKH, _ = pages.scatter_pages(kv_LP2CKH, to_n, block_L2SKH)
   expected = source.copy()
   expected[:, to_n] = source[:, from_n]
   np.testing.assert_array_equal(np.asarray(kv_LP2CKH), expected)

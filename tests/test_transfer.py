@@ -241,7 +241,7 @@ def test_what_reads_a_write_that_timed_out_fails(desk, replicas):
   busy = desk.backend.decode('a', DecodeBatch((row,)), 120)
   here, there = DevicePages('a', (60, 61)), DevicePages('b', (30, 31))
   now_s = desk.backend.now_s()
-  late = desk.backend.transfer(ops_of(here, there), 0, now_s + 0.001)
+  late = desk.backend.transfer(ops_of(here, there), 0, now_s + 0.03)
   reader = ops_of(there, in_segment(replicas, 'b'))
   reader = desk.backend.transfer(reader, 0, now_s + 60)
   assert desk.end_of(late).status == 'timeout'

@@ -32,7 +32,6 @@ from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Sampling
 from mooncake_jax.transfer import cpu_copies
-from mooncake_jax.transfer import page_copies
 from mooncake_jax.transfer.heads import HeadSlices
 
 
@@ -144,7 +143,7 @@ class MeshModel:
     """Returns pages of a layer range as a block [L, 2, S, K, H]."""
     pages_n, start = self._pages(pages), np.int32(start_layer)
     num_layers = stop_layer - start_layer
-    return page_copies.copy_out(self._kv, pages_n, start, num_layers)
+    return kv_pool.gather_pages(self._kv, pages_n, start, num_layers)
 
   def copy_out_now(
     self, pages: tuple[int, ...], start_layer: int, stop_layer: int
@@ -181,7 +180,9 @@ class MeshModel:
   ) -> jax.Array:
     """Writes a block into pages; what it returns is ready when it is done."""
     pages_n, start = self._pages(pages), np.int32(start_layer)
-    self._kv, done = page_copies.copy_in(self._kv, pages_n, start, block_L2SKH)
+    self._kv, done = kv_pool.scatter_pages(
+      self._kv, pages_n, block_L2SKH, start
+    )
     return done
 
   def _put(self, tree):

@@ -4,16 +4,16 @@
 from typing import Any
 
 from mooncake_jax.model.decode import decode_step
+from mooncake_jax.model.pages import gather_pages
+from mooncake_jax.model.pages import scatter_pages
 from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.transfer.heads import join_heads
-from mooncake_jax.transfer.page_copies import copy_in
-from mooncake_jax.transfer.page_copies import copy_out
 
 PROGRAMS: tuple[Any, ...] = (
   prefill_chunk,
   decode_step,
-  copy_out,
-  copy_in,
+  gather_pages,
+  scatter_pages,
   join_heads,
 )
 

@@ -15,6 +15,7 @@ import jax
 from jax import numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
+import numpy as np
 
 from mooncake_jax.model import sharding
 from mooncake_jax.model_config import ModelConfig
@@ -62,39 +63,47 @@ def init_pool(
   return jnp.zeros(shape, dtype, device=placed)
 
 
-@functools.partial(jax.jit, static_argnames=('start_layer', 'stop_layer'))
+@functools.partial(jax.jit, static_argnames='num_layers')
 def gather_pages(
   kv_LP2CKH: jax.Array,
-  pages_n: jax.Array,
-  start_layer: int,
-  stop_layer: int,
+  pages_n: jax.Array | np.ndarray,
+  start_layer: jax.Array | np.int32 | int,
+  num_layers: int,
 ) -> jax.Array:
-  """Copies pages of layers [start_layer, stop_layer) out: [L, 2, S, K, H]."""
-  layers_L = jnp.arange(start_layer, stop_layer)
-  pages_Ln2CKH = kv_LP2CKH[layers_L[:, None], pages_n[None]]
+  """Copies pages of layers from `start_layer` on out: [L, 2, S, K, H].
+
+  Compiles once a number of pages and of layers: which ones is traced.
+  """
+  layers_L1 = (start_layer + jnp.arange(num_layers))[:, None]
+  pages_Ln2CKH = kv_LP2CKH[layers_L1, pages_n[None]]
   L, n, _, C, K, H = pages_Ln2CKH.shape
-  block_L2nCKH = jnp.swapaxes(pages_Ln2CKH, 1, 2)
-  return block_L2nCKH.reshape(L, 2, n * C, K, H)
+  return jnp.swapaxes(pages_Ln2CKH, 1, 2).reshape(L, 2, n * C, K, H)
 
 
-@functools.partial(
-  jax.jit, static_argnames='start_layer', donate_argnames='kv_LP2CKH'
-)
+@functools.partial(jax.jit, donate_argnames='kv_LP2CKH')
 def scatter_pages(
   kv_LP2CKH: jax.Array,
-  pages_n: jax.Array,
+  pages_n: jax.Array | np.ndarray,
   block_L2SKH: jax.Array,
-  start_layer: int = 0,
-) -> jax.Array:
-  """Writes a block into pages, in place, from layer `start_layer` on.
+  start_layer: jax.Array | np.int32 | int = 0,
+) -> tuple[jax.Array, jax.Array]:
+  """Writes a block into pages, in place, page by page.
 
-  Pad `pages_n` with scratch page 0 to write less than the block.
+  Returns:
+    The pool, and a scalar that is ready when the copy is: the pool itself is
+    soon donated to a next step and cannot be waited for.
   """
   L, _, S, K, H = block_L2SKH.shape
   n, C = len(pages_n), kv_LP2CKH.shape[3]
   assert S == n * C, f'{S} tokens do not fill {n} pages of {C}'
   block_L2nCKH = block_L2SKH.reshape(L, 2, n, C, K, H)
-  layers_L = start_layer + jnp.arange(L)
-  return kv_LP2CKH.at[layers_L[:, None], pages_n[None]].set(
-    jnp.swapaxes(block_L2nCKH, 1, 2).astype(kv_LP2CKH.dtype)
-  )
+
+  def write(i, kv_LP2CKH):
+    page_L21CKH = jax.lax.dynamic_slice_in_dim(block_L2nCKH, i, 1, axis=2)
+    page_L12CKH = jnp.swapaxes(page_L21CKH, 1, 2)
+    at = (start_layer, pages_n[i], 0, 0, 0, 0)
+    return jax.lax.dynamic_update_slice(
+      kv_LP2CKH, page_L12CKH.astype(kv_LP2CKH.dtype), at
+    )
+
+  return jax.lax.fori_loop(0, n, write, kv_LP2CKH), pages_n[0]
