@@ -21,6 +21,7 @@ from scripts.benches import BENCHES
 from scripts.benches.plot import plot
 from scripts.benches.rows import Row
 from scripts.device import start_jax
+from scripts.errors import one_line_errors
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
   args = parser.parse_args(argv)
   start_jax(num_devices=4)
   started = datetime.now().isoformat(timespec='seconds')
-  rows = [row for name in args.names for row in BENCHES[name](args.quick)]
+  with one_line_errors():
+    rows = [row for name in args.names for row in BENCHES[name](args.quick)]
   show(rows)
   if args.json:
     devices = [str(device) for device in jax.devices()]
