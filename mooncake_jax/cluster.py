@@ -317,6 +317,7 @@ class Cluster:
     self._apply(self.prefill[run.placement.prefill].leave(run))
     self._apply(self.decode[run.placement.decode].leave(run))
     self._release(run)
+    self._start_next(run.placement.prefill)  # it may have been the first
 
   def _release(self, run: Run) -> None:
     """Frees pages that nothing uses and lets in who waited for them."""

@@ -69,12 +69,9 @@ def serve(
   arrivals = [(r.arrival_s, next(order), r) for r in requests]
   heapq.heapify(arrivals)
   book, journal = RecordBook(), []
-  while arrivals or not cluster.idle:
-    now_s = cluster.backend.now_s()
-    while arrivals and arrivals[0][0] <= now_s:
-      request = heapq.heappop(arrivals)[2]
-      _arrive(request, conductor, cluster, book, journal, now_s)
-    for event in cluster.step(arrivals[0][0] if arrivals else None):
+
+  def hear(events: list[Event]) -> None:
+    for event in events:
       conductor.observe(event)
       journal.append(event)
       if on_event is not None:
@@ -83,6 +80,14 @@ def serve(
       request = follow_up(ended) if ended and follow_up else None
       if request is not None:
         heapq.heappush(arrivals, (request.arrival_s, next(order), request))
+
+  hear(cluster.step(cluster.backend.now_s()))  # what an SSD still holds
+  while arrivals or not cluster.idle:
+    now_s = cluster.backend.now_s()
+    while arrivals and arrivals[0][0] <= now_s:
+      request = heapq.heappop(arrivals)[2]
+      _arrive(request, conductor, cluster, book, journal, now_s)
+    hear(cluster.step(arrivals[0][0] if arrivals else None))
   return book.records, journal
 
 

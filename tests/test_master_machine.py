@@ -186,7 +186,9 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       )
       distance = 0 if replica.segment == own else 1 if near else 2
       assert {(medium, distance)} == model.best(key, own, left > 0)
-      left -= not near
+      left -= not any(
+        r.segment.split('/')[0] == own for r in model.readable(key)
+      )
       model.leases[key] = model.now + LEASE_S
     if len(found) < count:
       assert model.best(CHAIN[len(found)], own, left > 0) == {(9, 9)}

@@ -145,7 +145,8 @@ class Conductor:
   def keeps_tbt(self, num_rows: int, context_tokens: int) -> bool:
     """The decode instance's double check: would this batch keep the SLO?"""
     rows = min(num_rows, self._max_batch)
-    return self.costs.decode_step_s(rows, context_tokens) <= self.slo.tbt_s
+    context = context_tokens * rows // num_rows
+    return self.costs.decode_step_s(rows, context) <= self.slo.tbt_s
 
   def _observe_request(self, event: RequestEvent) -> None:
     placed = self._placed.get(event.request_id)

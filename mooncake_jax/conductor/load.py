@@ -23,7 +23,9 @@ class PrefillLoad:
 
   def remove(self, request_id: str, now_s: float) -> None:
     """Ignores one that is not there."""
-    if self._predicted_s.pop(request_id, None) is not None:
+    is_head = next(iter(self._predicted_s), None) == request_id
+    self._predicted_s.pop(request_id, None)
+    if is_head:
       self._head_since_s = now_s
 
   def queue_s(self, now_s: float) -> float:

@@ -90,7 +90,7 @@ class PrefixIndex:
 
   def match(self, keys: tuple[BlockKey, ...]) -> dict[str, Match]:
     """Longest matches of the instances that match at least one block."""
-    stored = self._walk(keys, lambda key: self._stored.get(key, ()))
+    stored = self._walk(keys, self._sources)
     usable = self._walk(keys, self._holders)
     return {
       instance: Match(
@@ -105,6 +105,11 @@ class PrefixIndex:
   def __len__(self) -> int:
     """Number of distinct blocks stored somewhere."""
     return len(self._stored)
+
+  def _sources(self, key: BlockKey) -> list[str]:
+    """Who has the block where others can read it: on no device only."""
+    tiers = self._stored.get(key, {})
+    return [name for name, media in tiers.items() if media != {'device'}]
 
   def _holders(self, key: BlockKey) -> set[str]:
     return self._stored.get(key, {}).keys() | self._expected.get(key, {}).keys()

@@ -62,6 +62,8 @@ class DecodeInstance:
     self.recheck = recheck
     self._rows: dict[RunKey, Run] = {}
     self._joining: dict[RunKey, Run] = {}
+    # Accepted after prefill; their KVCache is under way.
+    self._accepted: dict[RunKey, Run] = {}
     self._in_work: tuple[Run, ...] = ()
     self._work: Work | None = None
 
@@ -77,8 +79,16 @@ class DecodeInstance:
     """Whether the TBT limit would hold with the run in the batch."""
     if self.recheck is None:
       return True
-    runs = [*self._rows.values(), *self._joining.values(), run]
-    return self.recheck(len(runs), sum(self._context(r) for r in runs))
+    runs = [
+      *self._rows.values(),
+      *self._joining.values(),
+      *self._accepted.values(),
+      run,
+    ]
+    if not self.recheck(len(runs), sum(self._context(r) for r in runs)):
+      return False
+    self._accepted[run.key] = run
+    return True
 
   def emit(self, run: Run, row: RowTokens) -> Effects:
     """Counts emitted tokens; the last ones finish the run."""
@@ -99,6 +109,7 @@ class DecodeInstance:
   def join(self, run: Run) -> Effects:
     """All KVCache is here: the run enters at the next step boundary."""
     run.state = 'decoding'
+    self._accepted.pop(run.key, None)
     self._joining[run.key] = run
     if self._work is None:
       return self._step()
@@ -122,6 +133,7 @@ class DecodeInstance:
   def leave(self, run: Run) -> Effects:
     """Takes an ended run out of the batch."""
     self._joining.pop(run.key, None)
+    self._accepted.pop(run.key, None)
     if self._rows.pop(run.key, None) and self._work is not None:
       return [Stop(self._work)]
     return []

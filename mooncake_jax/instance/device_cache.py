@@ -86,6 +86,11 @@ class DeviceCache:
       effects.append(BlocksStored(now_s, self.instance, come, 'device'))
     return frozenset(kept), effects
 
+  def num_kept(self, shared: tuple[Replica, ...], num_blocks: int) -> int:
+    """Blocks up to the first whose pages are still a gone replica's."""
+    gone = (i for i, r in enumerate(shared) if r in self._gone)
+    return next(gone, num_blocks)
+
   @property
   def num_pages(self) -> int:
     """Pages of the pool that the cache holds."""

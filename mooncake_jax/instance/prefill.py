@@ -114,6 +114,8 @@ class PrefillInstance:
       run.prefill_s += completion.time_s - completion.started_s
       run.computed_tokens = chunk.stop
       effects += self._hand_over(run) + self._store(run, now_s)
+    elif run in self._ready:
+      self._ready.remove(run)  # it is about to fail
     return effects + self._dispatch()
 
   def leave(self, run: Run) -> Effects:

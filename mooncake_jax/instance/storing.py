@@ -69,7 +69,12 @@ class InstanceStore:
       return []
     plan = run.placement
     held = self.client.hold_prefix(
-      self._keys(run), self.name, plan.fetch_blocks, plan.fetch_from, now_s
+      self._keys(run),
+      self.name,
+      plan.fetch_blocks,
+      plan.fetch_from,
+      now_s,
+      share=not run.loaded_blocks,
     )
     if not run.loaded_blocks:
       self._share(run, held)
@@ -157,7 +162,8 @@ class InstanceStore:
     effects: Effects = []
     if run.prefilled:
       keys = run.request.block_keys
-      kept, effects = self.cache.keep(keys, len(keys), pages, now_s)
+      num_blocks = self.cache.num_kept(run.shared, len(keys))
+      kept, effects = self.cache.keep(keys, num_blocks, pages, now_s)
       own = tuple(page for page in own if page not in kept)
     self.cache.unshare(run.shared)
     run.shared = ()

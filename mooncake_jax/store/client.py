@@ -16,6 +16,7 @@ from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.master import Master
 from mooncake_jax.store.outcomes import CopyTask
@@ -61,24 +62,29 @@ class StoreClient:
     max_remote_blocks: int,
     prefer: str | None,
     now_s: float,
+    share: bool = True,
   ) -> tuple[Replica, ...]:
     """Takes leases on the longest prefix at hand; valid for `lease_s`.
 
     Blocks on the instance's own media always serve. Up to `max_remote_blocks`
     others may come from elsewhere, from segment `prefer` where it has them.
     The prefix ends at the first block that neither gives. Device memory gives
-    leading blocks to its own instance only.
+    leading blocks to its own instance only, and none unless `share`.
     """
     held: list[Replica] = []
+    num_remote = 0
     own_device = device_segment(segment)
     for replica in self.master.get_chain(
       keys, now_s, segment, prefer, max_remote_blocks
     ):
       if medium(replica.segment) == 'device':
-        leads = all(r.segment == own_device for r in held)
+        leads = share and all(r.segment == own_device for r in held)
         if replica.segment != own_device or not leads:
-          replica = self._off_device(replica)
+          replica = self._off_device(replica.key, segment)
       if replica is None:
+        break
+      num_remote += owner(replica.segment) != segment
+      if num_remote > max_remote_blocks:
         break
       held.append(replica)
     return tuple(held)
@@ -182,8 +188,10 @@ class StoreClient:
       target = self.master.choose_segment(wanting.key, size, now_s)
       if target is None:
         continue
-      source = self.master.peek(wanting.key)[0].segment
-      start = self.master.copy_start(wanting.key, source, target, now_s)
+      source = self._off_device(wanting.key)
+      if source is None:
+        continue
+      start = self.master.copy_start(wanting.key, source.segment, target, now_s)
       evicted += start.evicted
       tasks += [start.task] if start.task is not None else []
     return self._copies(tuple(tasks), tuple(evicted))
@@ -211,10 +219,10 @@ class StoreClient:
         revoked.append(task.dst)
     return published, revoked
 
-  def _off_device(self, replica: Replica) -> Replica | None:
-    """Another copy of the block, one that lies in no device's memory."""
-    others = self.master.peek(replica.key)
-    return next((r for r in others if medium(r.segment) != 'device'), None)
+  def _off_device(self, key: BlockKey, near: str = '') -> Replica | None:
+    """A copy of the block in no device's memory; of instance `near` first."""
+    copies = [r for r in self.master.peek(key) if medium(r.segment) != 'device']
+    return min(copies, key=lambda r: owner(r.segment) != near, default=None)
 
   def _whole(
     self, held: Sequence[Replica], completion: Completion

@@ -71,9 +71,13 @@ class Gets(Ledger):
         place, start = copy.segment, len(found)
       assert place is not None
       if place.group != group:
-        if left <= 0:
-          break
-        left -= 1
+        if not any(
+          c.state >= COMPLETE and c.segment.group == group
+          for c in block.copies()
+        ):
+          if left <= 0:
+            break
+          left -= 1
       was_s = block.lease_until_s
       if was_s != last_s:
         last_s = was_s

@@ -11,6 +11,7 @@ from mooncake_jax.store.eviction import Policy
 from mooncake_jax.store.objects import COMPLETE
 from mooncake_jax.store.objects import Copy
 from mooncake_jax.store.objects import Segment
+from mooncake_jax.store.objects import SPARE
 from mooncake_jax.store.outcomes import Departed
 from mooncake_jax.store.outcomes import Evicted
 from mooncake_jax.store.outcomes import Wanting
@@ -63,6 +64,15 @@ class Mounts(Tasks):
       EvictionQueue(policy),
       below,
     )
+
+  def set_lower(self, segment: str, lower: str) -> None:
+    """What `segment` holds goes to `lower` first from now on."""
+    space = self._segment(segment)
+    space.lower = self._segment(lower)
+    while (copy := space.queue.pop()) is not None:
+      if copy.state >= SPARE:
+        self._mark(copy, COMPLETE)
+      space.unsaved.add(copy)
 
   def unmount(self, segment: str, now_s: float = math.inf) -> Departed:
     """Takes a segment out by plan; it is gone when nothing waits.

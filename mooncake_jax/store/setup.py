@@ -5,6 +5,7 @@ from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.store.eviction import POLICIES
@@ -81,4 +82,6 @@ def lose(
   )
   departed = master.lose(segment)
   mount(master, spec, segment, block_bytes)
+  if medium(segment) == 'ssd':
+    master.set_lower(owner(segment), segment)
   return (*gone, *departed.evicted)

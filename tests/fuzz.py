@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random clusters, requests and failures, and what must hold of any of them.
+
+`python tests/fuzz.py FIRST_SEED COUNT` runs more of them than the tests do.
+"""
+
+from collections import Counter
+from collections import defaultdict
+from dataclasses import replace
+import random
+import sys
+
+import numpy as np
+
+from lifecycle import COSTS
+from lifecycle import LOOSE
+from lifecycle import MODEL
+from mooncake_jax.blocks.keys import prefix_keys
+from mooncake_jax.blocks.segments import device_segment
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import ssd_segment
+from mooncake_jax.cluster import Cluster
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.conductor.conductor import ADMISSIONS
+from mooncake_jax.conductor.conductor import Conductor
+from mooncake_jax.conductor.conductor import ConductorSpec
+from mooncake_jax.conductor.select_prefill import POLICIES
+from mooncake_jax.events import Cancelled
+from mooncake_jax.events import Event
+from mooncake_jax.events import Failed
+from mooncake_jax.events import Finished
+from mooncake_jax.events import RejectedLate
+from mooncake_jax.events import RequestEvent
+from mooncake_jax.request import Request
+from mooncake_jax.serve import Decision
+from mooncake_jax.serve import replay
+from mooncake_jax.serve import serve
+from mooncake_jax.sim.virtual import VirtualBackend
+from mooncake_jax.slo import SLO
+from mooncake_jax.store import eviction
+
+NUM_REQUESTS = 30
+ENDS = (Finished, Failed, Cancelled, RejectedLate)
+
+
+class Flaky(VirtualBackend):
+  """Links of random latencies; spoils a share of all works."""
+
+  def __init__(self, share: float, seed: int):
+    rng = random.Random(seed)
+    latencies = {
+      f'{link}_latency_s': 10 ** rng.uniform(-5, -1.3)
+      for link in ('onload offload copy handoff ssd_read ssd_write'.split())
+    }
+    super().__init__(replace(COSTS, **latencies))
+    self._share, self._rng = share, rng
+
+  def wait(self, until_s):
+    return [self._spoil(c) for c in super().wait(until_s)]
+
+  def transfer(self, ops, priority, deadline_s):
+    for op in ops:
+      for end in (op.src, op.dst):
+        segment = getattr(end, 'segment', '')
+        assert not segment or medium(segment) != 'device', op
+    return super().transfer(ops, priority, deadline_s)
+
+  def drop(self, replicas):
+    assert all(medium(r.segment) != 'device' for r in replicas), replicas
+    super().drop(replicas)
+
+  def _spoil(self, completion):
+    if self._rng.random() >= self._share:
+      return completion
+    status = self._rng.choice(('failed', 'timeout', 'cancelled'))
+    ops = tuple(
+      status if self._rng.random() < 0.5 else s for s in completion.op_status
+    )
+    return replace(
+      completion, status=status, error='spoilt', rows=(), op_status=ops
+    )
+
+
+def random_spec(rng: random.Random) -> ClusterSpec:
+  size = rng.choice((4, 8, 16))
+  block_bytes = size * 3 * 128
+  return ClusterSpec(
+    prefill_instances=rng.choice((1, 1, 2, 3)),
+    decode_instances=rng.choice((1, 2)),
+    block_size_tokens=size,
+    page_tokens=rng.choice([p for p in (2, 4, 8, 16) if size % p == 0]),
+    chunk_tokens=rng.choice((1, 5, 8, 12, 64, 300)),
+    layers_per_transfer=rng.choice((1, 2, 3)),
+    prefill_pool_tokens=rng.choice((64, 128, 256)),
+    decode_pool_tokens=rng.choice((64, 96, 512)),
+    device_cache_tokens=rng.choice((0, 16, 40, 96)),
+    max_tokens=64,
+    max_batch=rng.choice((1, 2, 4)),
+    max_decode_steps=rng.choice((1, 8)),
+    host_bytes=rng.choice((1, 5, 9, 40)) * block_bytes,
+    ssd_bytes=rng.choice((0, 0, 12, 80)) * block_bytes,
+    promote_hits=rng.choice((1, 2)),
+    eviction=rng.choice(list(eviction.POLICIES)),
+    high_watermark=rng.choice((0.5, 0.95, 1.0)),
+    reuse=rng.random() < 0.95,
+    lease_s=rng.choice((1e-4, 0.01, 0.1, 10.0)),
+    transfer_timeout_s=rng.choice((1e-4, 0.01, 30.0)),
+    request_timeout_s=rng.choice((0.02, 0.1, 100.0)),
+  )
+
+
+def random_requests(spec: ClusterSpec, seed: int) -> list[Request]:
+  """Prompts of shared heads; lengths of 1 and on block boundaries too."""
+  rng, size = random.Random(seed), spec.block_size_tokens
+  draw = np.random.default_rng(seed)
+  heads = [draw.integers(2, 60, 48) for _ in range(rng.choice((1, 3)))]
+  requests = []
+  for i in range(NUM_REQUESTS):
+    output = rng.choice((1, 1, 2, 5, 12))
+    most = 64 - output
+    length = min(
+      most,
+      rng.choice((1, 2, size, 2 * size, 3 * size + 1, 40, most)),
+    )
+    head = rng.choice(heads)[: rng.randint(0, 48)]
+    prompt = np.concatenate([head, draw.integers(2, 60, 64)])[:length]
+    prompt = prompt.astype(np.int32)
+    requests.append(
+      Request(
+        f'r{i}',
+        rng.random() * rng.choice((0.01, 0.1, 0.5)),
+        length,
+        output,
+        prefix_keys(prompt, size),
+        prompt,
+      )
+    )
+  return requests
+
+
+class Trial:
+  """One random cluster under random failures, checked at every event."""
+
+  def __init__(self, seed: int):
+    rng = self.rng = random.Random(seed)
+    self.spec = random_spec(rng)
+    self.requests = random_requests(self.spec, seed)
+    self.slo = rng.choice((LOOSE, SLO(ttft_s=0.05, tbt_s=0.003)))
+    self.rules = ConductorSpec(
+      policy=rng.choice(list(POLICIES)),
+      admission=rng.choice(ADMISSIONS),
+      late_check=rng.random() < 0.3,
+      balancing_threshold=rng.choice((1.0, 2.0)),
+    )
+    self.conductor = self.make_conductor()
+    self.backend = Flaky(rng.choice((0, 0, 0.02, 0.2)), seed)
+    recheck = self.conductor.keeps_tbt if self.rules.late_check else None
+    self.cluster = Cluster(self.spec, MODEL, self.backend, recheck)
+    self.loss = rng.choice((0, 0, 0.01, 0.05))
+    self.cancels = rng.choice((0, 0.01, 0.1))
+    self.ended: Counter[str] = Counter()
+
+  def make_conductor(self) -> Conductor:
+    return Conductor(self.rules, self.spec, MODEL, COSTS, self.slo)
+
+  def run(self) -> None:
+    records, journal = serve(
+      self.requests, self.conductor, self.cluster, on_event=self.on_event
+    )
+    assert not [r for r in records if r.outcome == 'running']
+    assert self.cluster.idle
+    for event in self.cluster.step(self.backend.now_s()):
+      assert not isinstance(event, RequestEvent), event
+      self.conductor.observe(event)
+    self.cluster.check()
+    self.check_beliefs()
+    made = [e.decision for e in journal if isinstance(e, Decision)]
+    assert replay(journal, self.requests, self.make_conductor()) == made
+
+  def on_event(self, event: Event) -> None:
+    self.cluster.check()
+    if isinstance(event, RequestEvent):
+      assert not self.ended[event.request_id], event
+      self.ended[event.request_id] += isinstance(event, ENDS)
+    if self.rng.random() < self.cancels:
+      self.cluster.cancel(f'r{self.rng.randrange(NUM_REQUESTS)}')
+    if self.rng.random() < self.loss:
+      name = self.rng.choice(self.spec.prefill_names)
+      on_ssd = self.spec.ssd_bytes and self.rng.random() < 0.5
+      self.cluster.lose_segment(ssd_segment(name) if on_ssd else name)
+    self.cluster.check()
+
+  def check_beliefs(self) -> None:
+    """The index is the store's inventory; nothing is thought under way."""
+    truth = defaultdict(set)
+    for segment in self.cluster.master.segments():
+      for key in self.cluster.inventory(segment):
+        truth[key].add(segment)
+    assert _believed(self.conductor) == truth
+    for load in (
+      *self.conductor._prefill.values(),
+      *self.conductor._decode.values(),
+    ):
+      assert not len(load)
+
+
+def _believed(conductor: Conductor) -> dict[bytes, set[str]]:
+  name = {'host': str, 'ssd': ssd_segment, 'device': device_segment}
+  return {
+    key: {name[tier](i) for i, tiers in places.items() for tier in tiers}
+    for key, places in conductor.index._stored.items()
+  }
+
+
+if __name__ == '__main__':
+  for seed in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
+    try:
+      Trial(seed).run()
+    except AssertionError as error:
+      print(seed, str(error)[:200])

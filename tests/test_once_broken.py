@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest case of each bug that was found in the deciders, mended."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from lifecycle import COSTS
+from lifecycle import make_conductor
+from lifecycle import make_request
+from lifecycle import make_virtual
+from lifecycle import MODEL
+from lifecycle import SPEC
+from mooncake_jax.cluster import Cluster
+from mooncake_jax.conductor.conductor import Conductor
+from mooncake_jax.conductor.conductor import ConductorSpec
+from mooncake_jax.conductor.load import PrefillLoad
+from mooncake_jax.events import BlocksStored
+from mooncake_jax.events import PrefixFetched
+from mooncake_jax.request import Placement
+from mooncake_jax.serve import Decision
+from mooncake_jax.serve import serve
+from mooncake_jax.sim.virtual import VirtualBackend
+from mooncake_jax.slo import SLO
+
+BLOCK_BYTES = SPEC.layout(MODEL).block_bytes
+ONE = replace(SPEC, prefill_instances=1)
+
+
+def prompt(step: int, length: int = 41) -> np.ndarray:
+  return (np.arange(length) * step) % 50 + 2
+
+
+def submit(cluster, name, tokens, prefill='prefill0', output=3, **kwargs):
+  request = make_request(name, tokens, output, cluster.backend.now_s())
+  placement = Placement(name, 0, prefill, **{'decode': 'decode0', **kwargs})
+  cluster.submit(request, placement)
+  return request
+
+
+def run(cluster):
+  events = []
+  while not cluster.idle:
+    events += cluster.step(None)
+    cluster.check()
+  return events
+
+
+def fetched(events, name='b') -> PrefixFetched:
+  return next(
+    e for e in events if isinstance(e, PrefixFetched) and e.request_id == name
+  )
+
+
+def test_a_page_is_never_free_and_cached():
+  """b shares blocks that d's end pushes out of the cache; b puts them again."""
+  spec = replace(ONE, device_cache_tokens=40, lease_s=1e-3, chunk_tokens=8)
+  cluster = make_virtual(spec)
+  submit(cluster, 'a', prompt(1))
+  run(cluster)
+  submit(cluster, 'd', prompt(7))
+  submit(cluster, 'b', prompt(1))
+  run(cluster)
+
+
+class _FirstFetchBreaks(VirtualBackend):
+  """Only the first block of the first fetch arrives."""
+
+  def __init__(self):
+    super().__init__(replace(COSTS, onload_latency_s=1.0))
+    self.broken = None
+
+  def transfer(self, ops, priority, deadline_s):
+    for op in ops:
+      for end in (op.src, op.dst):
+        assert '/device' not in getattr(end, 'segment', ''), op
+    work_id = super().transfer(ops, priority, deadline_s)
+    if priority == 0 and self.broken is None:
+      self.broken = work_id, ops
+    return work_id
+
+  def wait(self, until_s):
+    return [self._break(c) for c in super().wait(until_s)]
+
+  def _break(self, completion):
+    if self.broken is None or completion.work_id != self.broken[0]:
+      return completion
+    ops = self.broken[1]
+    status = tuple(
+      'completed' if op.src == ops[0].src else 'failed' for op in ops
+    )
+    return replace(completion, status='failed', op_status=status)
+
+
+def test_a_second_fetch_reads_nothing_from_device_memory():
+  """The blocks that failed have come to the device meanwhile, by a's end."""
+  spec = replace(ONE, device_cache_tokens=96, chunk_tokens=8)
+  cluster = Cluster(spec, MODEL, _FirstFetchBreaks())
+  submit(cluster, 'a', prompt(1))
+  while len(cluster.inventory('prefill0')) < 3:
+    cluster.step(None)
+  submit(cluster, 'b', prompt(1))
+  run(cluster)
+
+
+def test_a_lost_ssd_is_offloaded_to_again():
+  spec = replace(
+    ONE,
+    host_bytes=10 * BLOCK_BYTES,
+    ssd_bytes=100 * BLOCK_BYTES,
+    lease_s=0.05,
+  )
+  cluster = make_virtual(spec)
+  cluster.lose_segment('prefill0/ssd')
+  events = []
+  for i in range(8):
+    submit(cluster, f'z{i}', prompt(7 + i))
+    events += run(cluster)
+    cluster.step(cluster.backend.now_s() + 0.2)
+  assert any(isinstance(e, BlocksStored) and e.tier == 'ssd' for e in events)
+
+
+def test_a_lost_replica_is_repaired_from_host_memory():
+  """Both instances have the blocks on their devices too."""
+  cluster = make_virtual(replace(SPEC, device_cache_tokens=96))
+  for name in SPEC.prefill_names:
+    request = submit(cluster, name, prompt(1), name)
+    run(cluster)
+  cluster.lose_segment('prefill0')
+  while cluster.backend.now_s() < 6:
+    cluster.step(cluster.backend.now_s() + 0.5)
+  replicas = cluster.master.peek(request.block_keys[0])
+  assert 'prefill0' in {replica.segment for replica in replicas}
+
+
+def test_own_blocks_do_not_use_up_the_plan_for_others():
+  """Local 2 and fetch 2 bring 4, though the other has all on its device."""
+  cluster = make_virtual(replace(SPEC, device_cache_tokens=96, lease_s=1e-3))
+  submit(cluster, 'a', prompt(1, 33), 'prefill1')
+  run(cluster)
+  submit(cluster, 'h', prompt(1, 33)[:17])
+  run(cluster)
+  submit(cluster, 'z', prompt(7, 103))  # pushes h off the device
+  run(cluster)
+  submit(
+    cluster,
+    'b',
+    prompt(1, 33),
+    local_blocks=2,
+    fetch_blocks=2,
+    fetch_from='prefill1',
+  )
+  event = fetched(run(cluster))
+  assert (event.local_tokens, event.remote_tokens) == (16, 16)
+
+
+def test_a_queue_goes_on_when_its_first_leaves():
+  """The first waits for a full decode instance; the next needs another."""
+  cluster = make_virtual(replace(ONE, decode_pool_tokens=128))
+  submit(cluster, 'long', prompt(1, 40), output=80)
+  submit(cluster, 'head', prompt(1, 60), output=60)
+  submit(cluster, 'b', prompt(1, 9), decode='decode1', output=2)
+  events = []
+  while cluster.backend.now_s() < 0.05:
+    events += cluster.step(0.05)
+  cancelled_s = cluster.backend.now_s()
+  cluster.cancel('head')
+  assert fetched(events + run(cluster)).started_s == cancelled_s
+
+
+class _Adopting(VirtualBackend):
+  """An earlier process left the blocks of one prompt on prefill1's SSD."""
+
+  def adopt(self, segment):
+    keys = make_request('q', prompt(1)).block_keys
+    found = [(key, BLOCK_BYTES) for key in keys]
+    return found if segment == 'prefill1/ssd' else []
+
+
+def test_what_an_ssd_holds_is_known_to_the_first_placement():
+  spec = replace(SPEC, ssd_bytes=100 * BLOCK_BYTES)
+  cluster = Cluster(spec, MODEL, _Adopting(COSTS))
+  request = make_request('b', prompt(1))
+  _, journal = serve([request], make_conductor(spec), cluster)
+  (decision,) = [e.decision for e in journal if isinstance(e, Decision)]
+  assert isinstance(decision, Placement)
+  assert decision.reused_blocks == 5
+
+
+def _late(spec, costs, num_requests, **kwargs):
+  slo = SLO(ttft_s=30.0, tbt_s=0.00235)
+  rules = ConductorSpec(late_check=True, **kwargs)
+  conductor = Conductor(rules, spec, MODEL, COSTS, slo)
+  cluster = Cluster(spec, MODEL, VirtualBackend(costs), conductor.keeps_tbt)
+  requests = [
+    make_request(f'r{i}', prompt(i + 3, 50), 20) for i in range(num_requests)
+  ]
+  records, _ = serve(requests, conductor, cluster)
+  steps_s = [s.interval_s for r in records for s in r.segments if s.count > 1]
+  return {r.outcome for r in records}, max(steps_s), slo.tbt_s
+
+
+def test_a_full_batch_is_judged_by_the_rows_it_has():
+  outcomes, *_ = _late(replace(SPEC, max_batch=2), COSTS, 8)
+  assert outcomes == {'completed'}
+
+
+def test_the_late_check_counts_what_is_still_under_way():
+  spec = replace(SPEC, prefill_instances=4, decode_instances=1, max_batch=8)
+  costs = replace(COSTS, handoff_latency_s=0.5)
+  outcomes, slowest_s, limit_s = _late(
+    spec, costs, 6, admission='none', policy='load_balancing'
+  )
+  assert outcomes == {'completed', 'rejected_late'}
+  assert slowest_s <= limit_s
+
+
+def test_who_leaves_a_queue_does_not_restart_its_first():
+  load = PrefillLoad()
+  load.add('a', 10.0, 0.0)
+  load.add('b', 10.0, 0.0)
+  load.remove('b', 9.0)
+  assert load.queue_s(9.0) == 1.0
