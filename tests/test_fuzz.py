@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random clusters end every request once, leak nothing, believe the truth."""
 
-from fuzz import Trial
 import pytest
+
+from fuzz import Trial
 
 
 @pytest.mark.parametrize('first', range(0, 400, 40))
