@@ -2,7 +2,10 @@
 """Bytes on the move: unchanged, in order, on time, or said not to be."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import field
 from itertools import pairwise
+import threading
 
 import numpy as np
 import pytest
@@ -236,19 +239,28 @@ def test_a_transfer_waits_for_the_one_that_writes_its_source(desk, replicas):
   np.testing.assert_array_equal(desk.bytes_of(replica), desk.bytes_of(stops[0]))
 
 
+@dataclass
+class Gate:
+  """A task that keeps an owner busy until it is opened."""
+
+  opened: threading.Event = field(default_factory=threading.Event)
+
+  def run(self, desk) -> None:
+    assert self.opened.wait(60)
+
+
 def test_what_reads_a_write_that_timed_out_fails(desk, replicas):
-  row = decode_row('r', 1, 0, range(60, 92), 120)
-  busy = desk.backend.decode('a', DecodeBatch((row,)), 120)
+  gate = Gate()
+  desk.backend.instances['a'].owner.post(gate)
   here, there = DevicePages('a', (60, 61)), DevicePages('b', (30, 31))
   now_s = desk.backend.now_s()
-  late = desk.backend.transfer(ops_of(here, there), 0, now_s + 0.03)
+  late = desk.backend.transfer(ops_of(here, there), 0, now_s + 0.2)
   reader = ops_of(there, in_segment(replicas, 'b'))
   reader = desk.backend.transfer(reader, 0, now_s + 60)
   assert desk.end_of(late).status == 'timeout'
   end = desk.end_of(reader)
+  gate.opened.set()
   assert end.status == 'failed' and 'source was not written' in end.error
-  desk.backend.cancel(busy)
-  desk.end_of(busy)
 
 
 def test_dropping_a_replica_that_is_being_written_leaves_no_bytes(desk):
