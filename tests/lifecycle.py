@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine_pieces import MODEL as MODEL
+from engine_pieces import tiny_params
 from mooncake_jax.blocks.keys import prefix_keys
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster_spec import ClusterSpec
@@ -13,23 +15,11 @@ from mooncake_jax.conductor.conductor import ConductorSpec
 from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.engine.warmup import warmup
-from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Request
 from mooncake_jax.sim.virtual import VirtualBackend
 from mooncake_jax.slo import SLO
 from scripts.device import instance_specs
 
-MODEL = ModelConfig(
-  'llama',
-  vocab_size=64,
-  model_dim=32,
-  mlp_dim=48,
-  num_layers=3,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=8,
-  max_tokens=128,
-)
 SPEC = ClusterSpec(
   block_size_tokens=8,
   page_tokens=4,
@@ -99,8 +89,6 @@ def make_conductor(spec=SPEC, slo=LOOSE, **kwargs) -> Conductor:
 
 def make_device(spec=SPEC) -> Cluster:
   """A cluster on simulated devices; close its backend."""
-  from engine_pieces import tiny_params
-
   backend = DeviceBackend(
     MODEL, spec.layout(MODEL), instance_specs(spec, MODEL), tiny_params()
   )
