@@ -6,7 +6,6 @@ the other's. A lost or missing block is no failure of a request: whoever reads
 one of these recomputes.
 """
 
-from mooncake_jax.backend import Status
 from mooncake_jax.transfer.checksum import ChecksumError
 
 MISSING = -704
@@ -70,8 +69,3 @@ def error_of(code: int, what: str) -> MooncakeError:
   """The exception for a code < 0 of an action on a block."""
   kind, why = ERRORS.get(code, (MooncakeError, 'failed'))
   return kind(f'{what}: {why} (Mooncake error {code})')
-
-
-def status_of(error: BaseException) -> Status:
-  """How a transfer op ends by this error."""
-  return 'timeout' if isinstance(error, TimeoutError) else 'failed'
