@@ -5,6 +5,10 @@ Deciders start work and later learn that it ended; they never wait elsewhere
 and never see an array. `sim.VirtualBackend` ends work by cost models on a
 virtual clock, `engine.DeviceBackend` on JAX devices on the wall clock.
 
+Works that depend on each other are started together and named in `after`, so
+that KVCache streams: a layer leaves as soon as it is computed, and the first
+layers compute while the last ones of their prefix still arrive.
+
 Device pages are numbered per instance. Page 0 is scratch: padding writes
 there and nobody reads it, so pools hand out pages from 1.
 """
@@ -153,8 +157,13 @@ class Backend(Protocol):
     """Seconds from the start of the run."""
     ...
 
-  def prefill(self, instance: str, work: PrefillChunk) -> WorkId:
-    """Computes a chunk; chunks of an instance run in the order given."""
+  def prefill(
+    self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
+  ) -> WorkId:
+    """Computes a chunk; chunks of a stage run in the order given.
+
+    See `transfer` about `after`.
+    """
     ...
 
   def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
@@ -166,12 +175,23 @@ class Backend(Protocol):
     ...
 
   def transfer(
-    self, ops: tuple[TransferOp, ...], priority: int, deadline_s: float
+    self,
+    ops: tuple[TransferOp, ...],
+    priority: int,
+    deadline_s: float,
+    after: tuple[WorkId, ...] = (),
   ) -> WorkId:
     """Moves bytes; lower `priority` first. Past `deadline_s`: 'timeout'.
 
     A source is read only after the work that writes it has ended, if that
     work was started before.
+
+    Layer by layer: a work `after` others touches layer l only once each of
+    them is done with it. A chunk is when it has computed l into the pages, a
+    transfer when all its ops that cover l have completed. If one of them
+    ends otherwise than 'completed', this one ends as 'failed' with an error
+    that names it, and always later. An id that is unknown counts as
+    completed.
     """
     ...
 

@@ -58,12 +58,12 @@ class Flaky(VirtualBackend):
   def wait(self, until_s):
     return [self._spoil(c) for c in super().wait(until_s)]
 
-  def transfer(self, ops, priority, deadline_s):
+  def transfer(self, ops, priority, deadline_s, after=()):
     for op in ops:
       for end in (op.src, op.dst):
         segment = getattr(end, 'segment', '')
         assert not segment or medium(segment) != 'device', op
-    return super().transfer(ops, priority, deadline_s)
+    return super().transfer(ops, priority, deadline_s, after)
 
   def drop(self, replicas):
     assert all(medium(r.segment) != 'device' for r in replicas), replicas

@@ -70,11 +70,11 @@ class _FirstFetchBreaks(VirtualBackend):
     super().__init__(replace(COSTS, onload_latency_s=1.0))
     self.broken = None
 
-  def transfer(self, ops, priority, deadline_s):
+  def transfer(self, ops, priority, deadline_s, after=()):
     for op in ops:
       for end in (op.src, op.dst):
         assert '/device' not in getattr(end, 'segment', ''), op
-    work_id = super().transfer(ops, priority, deadline_s)
+    work_id = super().transfer(ops, priority, deadline_s, after)
     if priority == 0 and self.broken is None:
       self.broken = work_id, ops
     return work_id

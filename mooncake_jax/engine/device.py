@@ -142,8 +142,11 @@ class DeviceBackend:
     for instance in self.instances.values():
       instance.reader.restart_clock()
 
-  def prefill(self, instance: str, work: PrefillChunk) -> WorkId:
+  def prefill(
+    self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
+  ) -> WorkId:
     """See `Backend`; what can't be computed ends as 'failed'."""
+    assert not after, 'nothing is started ahead of what it needs yet'
     task = PrefillTask(self._open(), work, self.now_s, self._inbox.post)
     self._cancel[task.work_id] = task.cancel
     self._at(instance).owner.post(task)
@@ -159,9 +162,14 @@ class DeviceBackend:
     return task.work_id
 
   def transfer(
-    self, ops: tuple[TransferOp, ...], priority: int, deadline_s: float
+    self,
+    ops: tuple[TransferOp, ...],
+    priority: int,
+    deadline_s: float,
+    after: tuple[WorkId, ...] = (),
   ) -> WorkId:
     """See `Backend`."""
+    assert not after, 'nothing is started ahead of what it needs yet'
     work_id = self._open()
     ended = partial(self._transfer_ended, work_id)
     batch = self.transfers.allocate_batch(len(ops), ended)

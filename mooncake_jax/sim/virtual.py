@@ -77,7 +77,10 @@ class VirtualBackend:
   def now_s(self) -> float:
     return self._now_s
 
-  def prefill(self, instance: str, work: PrefillChunk) -> WorkId:
+  def prefill(
+    self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
+  ) -> WorkId:
+    assert not after, 'nothing is started ahead of what it needs yet'
     seconds = self._costs.prefill_s(work.stop - work.start, work.start)
     start_s, end_s = self._occupy(('prefill', instance), seconds)
     return self._end(Completion(next(self._ids), 'completed', start_s, end_s))
@@ -103,8 +106,13 @@ class VirtualBackend:
     return work_id
 
   def transfer(
-    self, ops: tuple[TransferOp, ...], priority: int, deadline_s: float
+    self,
+    ops: tuple[TransferOp, ...],
+    priority: int,
+    deadline_s: float,
+    after: tuple[WorkId, ...] = (),
   ) -> WorkId:
+    assert not after, 'nothing is started ahead of what it needs yet'
     num_bytes: dict[tuple[Link, str], int] = defaultdict(int)
     for op in ops:
       num_bytes[_link(op)] += op.num_bytes

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How runs move: effects carried out, completions turned into new work.
+
+Each work under way belongs to a run or to a decode batch; a run's pages are
+freed when it has ended and no work touches them, so nothing late lands in
+reused pages.
+"""
+
+from mooncake_jax.backend import Backend
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import RowTokens
+from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.events import Cancelled
+from mooncake_jax.events import Event
+from mooncake_jax.events import Failed
+from mooncake_jax.events import Finished
+from mooncake_jax.events import KVArrived
+from mooncake_jax.events import PrefillDone
+from mooncake_jax.events import RejectedLate
+from mooncake_jax.events import RequestEvent
+from mooncake_jax.instance.decode import DecodeInstance
+from mooncake_jax.instance.prefill import PrefillInstance
+from mooncake_jax.instance.run import Drop
+from mooncake_jax.instance.run import Effects
+from mooncake_jax.instance.run import failed
+from mooncake_jax.instance.run import Run
+from mooncake_jax.instance.run import RunKey
+from mooncake_jax.instance.run import Start
+from mooncake_jax.instance.run import Stop
+from mooncake_jax.instance.run import Work
+from mooncake_jax.instance.storing import InstanceStore
+from mooncake_jax.instance.works import Works
+from mooncake_jax.request import TokenSegment
+
+
+class Flow:
+  """All runs of a cluster and the works under way for them."""
+
+  def __init__(
+    self,
+    spec: ClusterSpec,
+    layout: KVLayout,
+    backend: Backend,
+    prefill: dict[str, PrefillInstance],
+    decode: dict[str, DecodeInstance],
+  ):
+    """Starts with no run; the instances are the cluster's, by name."""
+    self._layout = layout
+    self._backend = backend
+    self._prefill = prefill
+    self._decode = decode
+    self._works = Works(spec, backend)
+    self._held_back: dict[str, set[str]] = {}
+    self._events: list[Event] = []
+    self.runs: dict[RunKey, Run] = {}
+
+  @property
+  def idle(self) -> bool:
+    return not self.runs and not self._works
+
+  @property
+  def has_events(self) -> bool:
+    return bool(self._events)
+
+  def take_events(self) -> list[Event]:
+    """What happened since the last call, in order."""
+    events, self._events = self._events, []
+    return events
+
+  def begin(self, run: Run) -> None:
+    """Queues a new run at its prefill instance."""
+    assert run.key not in self.runs, run.key
+    self.runs[run.key] = run
+    name = run.placement.prefill
+    self._prefill[name].enqueue(run, self._backend.now_s())
+    self._start_next(name)
+
+  def cancel(self, run: Run) -> None:
+    """Ends a run whose client went away."""
+    self.apply(
+      [Cancelled(self._backend.now_s(), *run.key, run.placement.prefill)]
+    )
+
+  def fail(self, run: Run, time_s: float, reason: str) -> None:
+    """Ends a run that can't go on."""
+    self.apply([Failed(time_s, *run.key, run.placement.prefill, reason)])
+
+  def apply(self, effects: Effects) -> None:
+    """Carries out what instances and store caused, in order."""
+    for effect in effects:
+      match effect:
+        case Start(work):
+          self._works.start(work)
+        case Stop(work):
+          self._works.stop(work)
+        case Drop(replicas):
+          self._backend.drop(replicas)
+        case _:
+          self._events.append(effect)
+          if isinstance(effect, (Finished, Failed, Cancelled, RejectedLate)):
+            self._end(effect)
+
+  def complete(self, completion: Completion) -> None:
+    """Moves on what waited for a work that ended or made progress."""
+    work = self._works.completed(completion)
+    handler = {
+      'fetch': self._on_fetch,
+      'chunk': self._on_chunk,
+      'put': self._on_put,
+      'handoff': self._on_handoff,
+      'decode': self._on_decode,
+      'copy': self._on_copies,
+    }[work.step]
+    handler(work, completion)
+    if work.run is not None:
+      self._release(work.run)
+
+  def _on_fetch(self, work: Work, completion: Completion) -> None:
+    self.apply(
+      self._prefill[work.instance].on_fetch(work, completion, completion.time_s)
+    )
+
+  def _on_put(self, work: Work, completion: Completion) -> None:
+    store = self._store_of(work)
+    self.apply(store.on_put(work, completion, completion.time_s))
+
+  def _on_copies(self, work: Work, completion: Completion) -> None:
+    store = self._store_of(work)
+    self.apply(store.on_copies(work, completion, completion.time_s))
+
+  def _store_of(self, work: Work) -> InstanceStore:
+    store = self._prefill[work.instance].store
+    assert store is not None, work
+    return store
+
+  def _on_chunk(self, work: Work, completion: Completion) -> None:
+    run, chunk = work.run, work.payload
+    assert run is not None and isinstance(chunk, PrefillChunk)
+    self.apply(
+      self._prefill[work.instance].on_chunk(work, completion, completion.time_s)
+    )
+    if run.ended:
+      return
+    if why := failed(completion):
+      self.fail(run, completion.time_s, f'prefill: {why}')
+    elif chunk.sampling is not None:
+      self._prefill_done(run, completion)
+
+  def _prefill_done(self, run: Run, completion: Completion) -> None:
+    time_s, start_s = completion.time_s, run.prefill_start_s
+    assert start_s is not None
+    self.apply(
+      [
+        PrefillDone(
+          time_s,
+          *run.key,
+          run.placement.prefill,
+          start_s,
+          run.computed_tokens
+          - run.loaded_blocks * self._layout.block_size_tokens,
+          run.prefill_s,
+        )
+      ]
+    )
+    decode = self._decode[run.placement.decode]
+    if not decode.accepts(run):
+      self.apply(
+        [RejectedLate(time_s, *run.key, decode.name, 'tbt', run.prefill_s)]
+      )
+      return
+    token = completion.token
+    run.state = 'transferring'
+    self.apply(
+      decode.emit(
+        run,
+        RowTokens(
+          *run.key,
+          TokenSegment(time_s, 0.0, 1),
+          () if token is None else (token,),
+        ),
+      )
+    )
+    self._try_join(run, time_s)
+
+  def _on_handoff(self, work: Work, completion: Completion) -> None:
+    run = work.run
+    assert run is not None
+    run.handoffs_open -= 1
+    if run.ended:
+      return
+    if why := failed(completion):
+      self.fail(run, completion.time_s, f'handoff: {why}')
+    else:
+      self._try_join(run, completion.time_s)
+
+  def _try_join(self, run: Run, time_s: float) -> None:
+    if run.state == 'transferring' and not run.handoffs_open:
+      self.apply([KVArrived(time_s, *run.key, run.placement.decode)])
+      self.apply(self._decode[run.placement.decode].join(run))
+
+  def _on_decode(self, work: Work, completion: Completion) -> None:
+    decode = self._decode[work.instance]
+    runs = decode.runs
+    self.apply(decode.on_decode(completion))
+    if not completion.done:
+      return
+    if why := failed(completion):
+      for run in runs:
+        if not run.ended:
+          self.fail(run, completion.time_s, f'decode: {why}')
+    for run in runs:
+      self._release(run)
+    self.apply(decode.advance())
+
+  # Ends.
+
+  def _end(self, event: RequestEvent) -> None:
+    """A run's last event was emitted: it leaves every queue."""
+    run = self.runs[event.request_id, event.attempt]
+    assert not run.ended, run.key
+    run.state = 'ended'
+    if not isinstance(event, Finished):
+      self._works.stop_all_of(run)
+    self.apply(self._prefill[run.placement.prefill].leave(run))
+    self.apply(self._decode[run.placement.decode].leave(run))
+    self._release(run)
+    self._start_next(run.placement.prefill)  # it may have been the first
+
+  def _release(self, run: Run) -> None:
+    """Frees pages that nothing uses and lets in who waited for them."""
+    prefill, decode = run.placement.prefill, run.placement.decode
+    waiting: set[str] = set()
+    if self._decode[decode].release(run):
+      waiting |= self._held_back.pop(decode, set())
+    freed, effects = self._prefill[prefill].release(run, self._backend.now_s())
+    self.apply(effects)
+    if freed:
+      waiting.add(prefill)
+    if run.ended and not run.prefill_pages and not run.decode_pages:
+      self.runs.pop(run.key, None)
+    for name in sorted(waiting):
+      self._start_next(name)
+
+  def _start_next(self, name: str) -> None:
+    self.apply(
+      self._prefill[name].start_next(
+        lambda run: self._reserve(name, run), self._backend.now_s()
+      )
+    )
+
+  def _reserve(self, name: str, run: Run) -> bool:
+    """Reserves decode pages, or notes that prefill `name` waits for some."""
+    decode = run.placement.decode
+    if self._decode[decode].reserve(run):
+      return True
+    self._held_back.setdefault(decode, set()).add(name)
+    return False
