@@ -34,7 +34,8 @@ class PrefillChunk:
   Attributes:
     tokens: int32 [stop - start]; None where the backend computes nothing.
     pages: the request's pages on this instance, covering [0, stop) at least;
-      the KVCache of [0, start) already lies in them.
+      the KVCache of [0, start) lies in them, or will when it is started
+      `after` what brings it.
     sampling: given for the last chunk, whose end yields the first token.
   """
 
@@ -137,6 +138,7 @@ class Completion:
     token: the first token, after a last prefill chunk on devices.
     rows: what a decode work emitted since its last completion.
     op_status: of a transfer, one status an op in the order submitted.
+    spans: of a chunk, [start_s, stop_s) on each stage in order.
   """
 
   work_id: WorkId
@@ -147,6 +149,7 @@ class Completion:
   token: int | None = None
   rows: tuple[RowTokens, ...] = ()
   op_status: tuple[Status, ...] = ()
+  spans: tuple[tuple[float, float], ...] = ()
   done: bool = True
 
 
@@ -191,7 +194,8 @@ class Backend(Protocol):
     transfer when all its ops that cover l have completed. If one of them
     ends otherwise than 'completed', this one ends as 'failed' with an error
     that names it, and always later. An id that is unknown counts as
-    completed.
+    completed. The time until the last of them has ended does not count
+    against the deadline, which is put off by it.
     """
     ...
 

@@ -2,9 +2,14 @@
 """The sizes and counts of a cluster, as a value that configs bind."""
 
 from dataclasses import dataclass
+from typing import get_args
+from typing import Literal
 
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.costs.pipeline import stage_shares
 from mooncake_jax.model_config import ModelConfig
+
+Executor = Literal['mpmd', 'spmd']
 
 
 @dataclass(frozen=True)
@@ -13,7 +18,11 @@ class ClusterSpec:
 
   Attributes:
     prefill_instances, decode_instances: how many of each.
-    tensor_parallel: devices an instance.
+    tensor_parallel: devices a stage of a prefill instance, and a decode
+      instance, is spread over.
+    stages: of a prefill instance's pipeline; each on devices of its own.
+    stage_layers: layers of each stage; () splits them as evenly as possible.
+    executor: 'mpmd' runs a program a stage, 'spmd' one over all stages.
     block_size_tokens: unit of storage and reuse; 16-512 in the paper.
     page_tokens: unit of device memory; divides block_size_tokens.
     chunk_tokens: prompt tokens prefilled at once (`prefill_chunk`).
@@ -44,6 +53,9 @@ class ClusterSpec:
   prefill_instances: int = 2
   decode_instances: int = 2
   tensor_parallel: int = 1
+  stages: int = 1
+  stage_layers: tuple[int, ...] = ()
+  executor: Executor = 'mpmd'
   block_size_tokens: int = 128
   page_tokens: int = 64
   chunk_tokens: int = 256
@@ -71,6 +83,7 @@ class ClusterSpec:
       'prefill_instances',
       'decode_instances',
       'tensor_parallel',
+      'stages',
       'block_size_tokens',
       'page_tokens',
       'chunk_tokens',
@@ -96,6 +109,14 @@ class ClusterSpec:
         raise ValueError(
           f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 0'
         )
+    if self.executor not in get_args(Executor):
+      raise ValueError(
+        f'ClusterSpec.executor={self.executor!r} is not one of '
+        f'{", ".join(get_args(Executor))}'
+      )
+    if self.stage_layers:
+      # Whether they are the model's number is known with the model.
+      stage_shares(sum(self.stage_layers), self.stages, self.stage_layers)
     if self.block_size_tokens % self.page_tokens:
       raise ValueError(
         f'ClusterSpec.block_size_tokens={self.block_size_tokens} must be a '
@@ -133,6 +154,10 @@ class ClusterSpec:
         )
       limit = min(limit, room)
     return limit
+
+  def layers_of_stages(self, model: ModelConfig) -> tuple[int, ...]:
+    """How many of the model's layers each stage of a prefill instance has."""
+    return stage_shares(model.num_layers, self.stages, self.stage_layers)
 
   def layout(self, model: ModelConfig) -> KVLayout:
     """How the model's KVCache is cut in this cluster."""
