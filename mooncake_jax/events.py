@@ -7,18 +7,24 @@ attempt is dropped by whoever reads it.
 
 from dataclasses import dataclass
 
+from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import TokenSegment
 
 
 @dataclass(frozen=True)
 class BlocksStored:
-  """Blocks became readable in `instance`'s segment of medium `tier`."""
+  """Blocks became readable in `instance`'s segment of medium `tier`.
+
+  `seq` counts the segment's store events, 1, 2, 3 …; None where nobody counts
+  and events are heard in the order in which they happened.
+  """
 
   time_s: float
   instance: str
   keys: tuple[BlockKey, ...]
-  tier: str = 'host'
+  tier: Medium = 'host'
+  seq: int | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,21 @@ class BlocksEvicted:
   time_s: float
   instance: str
   keys: tuple[BlockKey, ...]
-  tier: str = 'host'
+  tier: Medium = 'host'
+  seq: int | None = None
+
+
+@dataclass(frozen=True)
+class Inventory:
+  """Exactly these blocks are readable in `instance`'s segment: none if it was
+  cleared. `seq` is that of the last event that it includes.
+  """
+
+  time_s: float
+  instance: str
+  keys: tuple[BlockKey, ...]
+  tier: Medium = 'host'
+  seq: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,5 +147,5 @@ class InstanceJoined:
   role: str = 'prefill'
 
 
-StoreEvent = BlocksStored | BlocksEvicted
+StoreEvent = BlocksStored | BlocksEvicted | Inventory
 Event = StoreEvent | RequestEvent | InstanceLost | InstanceJoined

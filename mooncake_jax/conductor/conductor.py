@@ -9,6 +9,7 @@ recorded calls replay to the same placements.
 As in FAST'25 section 4.1, Algorithm 1. Differs: see `select_prefill`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 import random
 
@@ -28,6 +29,8 @@ from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
+from mooncake_jax.events import InstanceLost
+from mooncake_jax.events import Inventory
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
@@ -97,7 +100,7 @@ class Conductor:
     self.spec = spec
     self.slo = slo
     self.costs = costs
-    self.index = PrefixIndex()
+    self.index = PrefixIndex(cluster.prefill_names)
     self._reuse = cluster.reuse
     self._layout = cluster.layout(model)
     self._chunk_tokens = cluster.chunk_tokens
@@ -135,10 +138,8 @@ class Conductor:
   def observe(self, event: Event) -> None:
     """Updates the beliefs; an event of an unknown request is ignored."""
     match event:
-      case BlocksStored():
-        self.index.add(event.instance, event.keys, event.tier)
-      case BlocksEvicted():
-        self.index.discard(event.instance, event.keys, event.tier)
+      case BlocksStored() | BlocksEvicted() | Inventory() | InstanceLost():
+        self.index.observe(event)
       case RequestEvent():
         self._observe_request(event)
 
@@ -166,7 +167,7 @@ class Conductor:
         self._forget(request, placement, event.time_s)
 
   def _question(self, request: Request, now_s: float) -> Question:
-    matches: dict[str, Match] = {}
+    matches: Mapping[str, Match] = {}
     if self._reuse:
       reusable = self._layout.reusable_blocks(request.num_prompt_tokens)
       matches = self.index.match(request.block_keys[:reusable])

@@ -7,137 +7,284 @@ ones belong to a request placed there whose blocks are still to be stored, so
 that the next request of the same prefix follows it (FAST'25 section 4.1: the
 instance's cache is updated at once). A match ends at the first block an
 instance lacks; nothing after it counts.
+
+The index is only ever wrong towards the store, never towards itself: a block
+it names in vain is recomputed, one it does not know is not used. So it may
+forget, and does where it grows beyond `max_blocks`.
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from mooncake_jax.blocks.segments import Medium
+from mooncake_jax.conductor.event_order import EventOrder
+from mooncake_jax.conductor.holders import EXPECTED
+from mooncake_jax.conductor.holders import Holders
+from mooncake_jax.conductor.holders import HolderSets
+from mooncake_jax.conductor.holders import Masks
+from mooncake_jax.conductor.holders import NOBODY
+from mooncake_jax.conductor.holders import SLOT
+from mooncake_jax.conductor.matches import Falls
+from mooncake_jax.conductor.matches import Match as Match
+from mooncake_jax.conductor.matches import Matches
+from mooncake_jax.events import BlocksEvicted
+from mooncake_jax.events import BlocksStored
+from mooncake_jax.events import InstanceLost
+from mooncake_jax.events import Inventory
+from mooncake_jax.events import StoreEvent
 from mooncake_jax.request import BlockKey
 
 
-@dataclass(frozen=True)
-class Match:
-  """Leading blocks of a prompt an instance can give.
+class PrefixIndex:
+  """Beliefs about blocks of all instances.
 
-  Attributes:
-    stored: blocks it holds now, which others may fetch too.
-    usable: the same with those expected there by the time they are needed.
-    slow: of the usable ones, those that lie on its SSD only.
-    fast: leading blocks that lie in its device memory.
+  An instance has a position, from 0 in the order in which it was first named,
+  which it keeps; a mask of instances has bit p for the one at position p.
+
+  For speed, ask for groups instead of every instance:
+
+    matches = index.match(keys)
+    for usable, slow, fast, mask in matches.groups():
+      ...  # all instances of the mask can reuse the same: price it once
+    for blocks, mask in matches.sources:
+      ...  # longest first: who of the mask can give so many to others
+    matches.at(position)  # the Match of one instance
+    matches['prefill0']  # by name; matches is a mapping of those that match
   """
 
-  stored: int = 0
-  usable: int = 0
-  slow: int = 0
-  fast: int = 0
+  def __init__(self, instances: Sequence[str] = (), max_blocks: int = 1 << 22):
+    """Makes an index that believes in nothing.
 
+    Args:
+      instances: get positions 0, 1, 2 …; others follow as they are named.
+      max_blocks: above this, blocks that no request has matched lately are
+        forgotten. Those expected are kept whatever their number.
 
-class PrefixIndex:
-  """Beliefs about blocks of all instances."""
+    Raises:
+      ValueError: max_blocks is not positive.
+    """
+    if max_blocks < 1:
+      raise ValueError(f'{max_blocks=} must be >= 1')
+    self.max_blocks = max_blocks
+    self.names: list[str] = []
+    self.positions: dict[str, int] = {}
+    self._blocks: dict[BlockKey, Holders] = {}
+    self._sets = HolderSets()
+    # Requests beyond the first that expect a block at a position.
+    self._more: Counter[tuple[BlockKey, int]] = Counter()
+    self._orders: dict[tuple[str, str], EventOrder] = {}
+    self._sweep_above = max_blocks
+    self._matched: set[BlockKey] = set()
+    for name in instances:
+      self.position(name)
 
-  def __init__(self):
-    # key -> instance -> the media it has the block on
-    self._stored: dict[BlockKey, dict[str, frozenset[str]]] = {}
-    self._expected: dict[BlockKey, Counter[str]] = {}
+  def position(self, instance: str) -> int:
+    """Where the instance's bit is; gives it one if it is new."""
+    position = self.positions.get(instance)
+    if position is None:
+      position = self.positions[instance] = len(self.names)
+      self.names.append(instance)
+    return position
+
+  def match(self, keys: Sequence[BlockKey]) -> Matches:
+    """How far each instance matches a prompt's blocks, first block first.
+
+    Takes time in the blocks up to the last that anyone matches, and in how
+    often the set of holders changes along them.
+    """
+    falls: tuple[Falls, Falls, Falls, Falls] = ([], [], [], [])
+    alive = (-1, -1, -1, -1)
+    length, last = 0, NOBODY
+    for holders in map(self._blocks.get, keys):
+      if holders is not last:
+        if holders is None:
+          break
+        before, alive = alive, _still(alive, holders)
+        if length:
+          _fall(falls, length, before, alive)
+        if not alive[0]:
+          break
+        last = holders
+      length += 1
+    if length:
+      _fall(falls, length, alive, (0, 0, 0, 0))
+    if len(self._blocks) > self.max_blocks * 3 // 4:
+      self._matched.update(keys[:length])
+    return Matches(self.positions, self.names, *falls)
+
+  def observe(self, event: StoreEvent | InstanceLost) -> None:
+    """Follows the store; see `EventOrder` for late and repeated events.
+
+    A lost instance is forgotten at once, its events stay in order: the store
+    tells of the loss segment by segment, too, with empty inventories.
+    """
+    if isinstance(event, InstanceLost):
+      self.forget(event.instance)
+      return
+    segment = event.instance, event.tier
+    order = self._orders.get(segment)
+    if order is None:
+      order = self._orders[segment] = EventOrder()
+    for ready in order.admit(event):
+      self._apply(ready)
+
+  def doubtful(self) -> dict[tuple[str, str], int]:
+    """Segments (instance, tier) of which events were lost, and how many.
+
+    Their inventories put the index right.
+    """
+    orders = self._orders.items()
+    return {name: order.num_lost for name, order in orders if order.num_lost}
 
   def add(
-    self, instance: str, keys: Iterable[BlockKey], tier: str = 'host'
+    self, instance: str, keys: Iterable[BlockKey], tier: Medium = 'host'
   ) -> None:
-    for key in keys:
-      tiers = self._stored.setdefault(key, {})
-      tiers[instance] = tiers.get(instance, frozenset()) | {tier}
+    """Believes that the instance holds these blocks."""
+    self._insert(keys, SLOT[tier], 1 << self.position(instance))
 
   def discard(
-    self, instance: str, keys: Iterable[BlockKey], tier: str = 'host'
+    self, instance: str, keys: Iterable[BlockKey], tier: Medium = 'host'
   ) -> None:
-    """Forgets blocks; unknown ones are ignored (late and repeated events)."""
-    for key in keys:
-      tiers = self._stored.get(key)
-      if tiers is None or instance not in tiers:
-        continue
-      tiers[instance] -= {tier}
-      if not tiers[instance]:
-        del tiers[instance]
-      if not tiers:
-        del self._stored[key]
+    """Forgets blocks; unknown ones are ignored."""
+    self._remove(keys, SLOT[tier], 1 << self.position(instance))
+
+  def replace(
+    self, instance: str, keys: Iterable[BlockKey], tier: Medium = 'host'
+  ) -> None:
+    """Believes that the instance holds these blocks on a tier, and no others.
+
+    Takes time in the size of the index.
+    """
+    slot, bit = SLOT[tier], 1 << self.position(instance)
+    keys = dict.fromkeys(keys)
+    self._remove([k for k in self._held(slot, bit) if k not in keys], slot, bit)
+    self._insert(keys, slot, bit)
 
   def forget(self, instance: str) -> None:
-    """Forgets all that an instance held or was expected to hold."""
-    for key in [k for k, tiers in self._stored.items() if instance in tiers]:
-      del self._stored[key][instance]
-      if not self._stored[key]:
-        del self._stored[key]
-    for key in [k for k, c in self._expected.items() if instance in c]:
-      del self._expected[key][instance]
-      if not self._expected[key]:
-        del self._expected[key]
+    """Forgets all that an instance held or was expected to hold.
+
+    Takes time in the size of the index.
+    """
+    position = self.position(instance)
+    for slot in range(len(NOBODY.masks)):
+      self._remove(self._held(slot, 1 << position), slot, 1 << position)
+    for key in [k for k in self._more if k[1] == position]:
+      del self._more[key]
 
   def expect(self, instance: str, keys: Iterable[BlockKey]) -> None:
+    """A request placed there will leave these blocks."""
+    position = self.position(instance)
+    bit, blocks, fresh = 1 << position, self._blocks, []
     for key in keys:
-      self._expected.setdefault(key, Counter())[instance] += 1
+      if blocks.get(key, NOBODY).expected & bit:
+        self._more[key, position] += 1
+      else:
+        fresh.append(key)
+    self._insert(fresh, EXPECTED, bit)
 
   def unexpect(self, instance: str, keys: Iterable[BlockKey]) -> None:
+    """Takes one `expect` back; what was not expected is ignored."""
+    position, more = self.position(instance), self._more
+    last = []
     for key in keys:
-      counts = self._expected.get(key)
-      if counts is None or instance not in counts:
-        continue
-      counts[instance] -= 1
-      if not counts[instance]:
-        del counts[instance]
-      if not counts:
-        del self._expected[key]
-
-  def match(self, keys: tuple[BlockKey, ...]) -> dict[str, Match]:
-    """Longest matches of the instances that match at least one block."""
-    stored = self._walk(keys, self._sources)
-    usable = self._walk(keys, self._holders)
-    return {
-      instance: Match(
-        stored.get(instance, 0),
-        count,
-        self._slow(instance, keys[:count]),
-        self._fast(instance, keys[:count]),
-      )
-      for instance, count in usable.items()
-    }
+      count = more.pop((key, position), 0) if more else 0
+      if count > 1:
+        more[key, position] = count - 1
+      elif not count:
+        last.append(key)
+    self._remove(last, EXPECTED, 1 << position)
 
   def __len__(self) -> int:
-    """Number of distinct blocks stored somewhere."""
-    return len(self._stored)
+    """Number of distinct blocks stored somewhere; counts them."""
+    return sum(bool(holders.stored) for holders in self._blocks.values())
 
-  def _sources(self, key: BlockKey) -> list[str]:
-    """Who has the block where others can read it: on no device only."""
-    tiers = self._stored.get(key, {})
-    return [name for name, media in tiers.items() if media != {'device'}]
+  @property
+  def num_entries(self) -> int:
+    """Blocks it remembers, those that are only expected included."""
+    return len(self._blocks)
 
-  def _holders(self, key: BlockKey) -> set[str]:
-    return self._stored.get(key, {}).keys() | self._expected.get(key, {}).keys()
+  def _apply(self, event: StoreEvent) -> None:
+    match event:
+      case BlocksStored():
+        self.add(event.instance, event.keys, event.tier)
+      case BlocksEvicted():
+        self.discard(event.instance, event.keys, event.tier)
+      case Inventory():
+        self.replace(event.instance, event.keys, event.tier)
 
-  def _slow(self, instance: str, keys: tuple[BlockKey, ...]) -> int:
-    """How many of the keys the instance has on its SSD only."""
-    return sum(
-      self._stored.get(key, {}).get(instance) == {'ssd'}
-      and instance not in self._expected.get(key, ())
-      for key in keys
-    )
+  def _insert(self, keys: Iterable[BlockKey], slot: int, bit: int) -> None:
+    blocks, having = self._blocks, self._sets.having
+    before, after = NOBODY, having(NOBODY, slot, bit)
+    for key in keys:
+      holders = blocks.get(key, NOBODY)
+      if holders is not before:
+        before, after = holders, having(holders, slot, bit)
+      blocks[key] = after
+    if len(blocks) > self._sweep_above:
+      self._sweep()
 
-  def _fast(self, instance: str, keys: tuple[BlockKey, ...]) -> int:
-    """How many of the leading keys the instance has on its device."""
-    for i, key in enumerate(keys):
-      if 'device' not in self._stored.get(key, {}).get(instance, ()):
-        return i
-    return len(keys)
+  def _remove(self, keys: Iterable[BlockKey], slot: int, bit: int) -> None:
+    blocks, lacking = self._blocks, self._sets.lacking
+    before = after = NOBODY
+    for key in keys:
+      holders = blocks.get(key, NOBODY)
+      if holders is not before:
+        before, after = holders, lacking(holders, slot, bit)
+      if after is not NOBODY:
+        blocks[key] = after
+      elif holders is not NOBODY:
+        del blocks[key]
 
-  def _walk(self, keys, holders) -> dict[str, int]:
-    """For five keys held by {a,b} {a,b} {a} {b} {a}: a matches 3, b 2."""
-    matched: dict[str, int] = {}
-    alive = None
-    for i, key in enumerate(keys):
-      here = set(holders(key))
-      alive = here if alive is None else alive & here
-      if not alive:
+  def _held(self, slot: int, bit: int) -> list[BlockKey]:
+    blocks = self._blocks.items()
+    return [key for key, holders in blocks if holders.masks[slot] & bit]
+
+  def _sweep(self) -> None:
+    """Forgets the oldest blocks that none matched since the last time.
+
+    What a request matched is a whole head of its chain, so heads outlive
+    tails. An eighth goes at once, so that sweeps are rare.
+    """
+    excess = len(self._blocks) - self.max_blocks * 7 // 8
+    idle, used = self._oldest(excess)
+    # Where all were matched the newest go: they hang on the older ones.
+    idle += used[len(used) - (excess - len(idle)) :]
+    self._matched.clear()
+    for key in used:
+      self._blocks[key] = self._blocks.pop(key)
+    for key in idle:
+      del self._blocks[key]
+    self._sweep_above = max(self.max_blocks, len(self._blocks) * 9 // 8)
+
+  def _oldest(self, count: int) -> tuple[list[BlockKey], list[BlockKey]]:
+    """Up to `count` unmatched blocks, oldest first; the matched on the way."""
+    idle: list[BlockKey] = []
+    used: list[BlockKey] = []
+    for key, holders in self._blocks.items():
+      if holders.expected:
+        continue
+      (used if key in self._matched else idle).append(key)
+      if len(idle) == count:
         break
-      for instance in alive:
-        matched[instance] = i + 1
-    return matched
+    return idle, used
+
+
+def _still(alive: Masks, holders: Holders) -> Masks:
+  """Of instances usable, near, fast and source so far: who still is."""
+  fast = alive[2] & holders.device
+  return (
+    alive[0] & (holders.held | fast),
+    alive[1] & (holders.near | fast),
+    fast,
+    alive[3] & holders.sources,
+  )
+
+
+def _fall(
+  falls: tuple[Falls, ...], length: int, before: Masks, now: Masks
+) -> None:
+  """Notes who matched `length` blocks and not the next."""
+  for fall, old, new in zip(falls, before, now):
+    if old != new:
+      fall.append((length, old & ~new))
