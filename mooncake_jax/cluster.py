@@ -11,6 +11,7 @@ from mooncake_jax.backend import Backend
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.events import Event
+from mooncake_jax.events import Inventory
 from mooncake_jax.instance.decode import Recheck
 from mooncake_jax.instance.flow import Flow
 from mooncake_jax.instance.make import make_decode
@@ -19,7 +20,6 @@ from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import RunKey
 from mooncake_jax.instance.storing import copying
 from mooncake_jax.instance.storing import dropped
-from mooncake_jax.instance.storing import stored
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement
@@ -108,10 +108,22 @@ class Cluster:
     """Keys that the segment can serve."""
     return self.master.inventory(segment)
 
+  def inventories(self) -> list[Inventory]:
+    """All that the segments can serve now, as events.
+
+    A Conductor that hears them knows what one knows that heard all events.
+    """
+    now_s, master = self.backend.now_s(), self.master
+    return [
+      master.events.inventory(segment, master.inventory(segment), now_s)
+      for segment in master.segments()
+    ]
+
   def lose_segment(self, segment: str) -> None:
     """All bytes of a segment are lost; it goes on empty. Reads of them fail."""
     self._flow.apply(
       dropped(
+        self.master,
         lose(self.master, self.spec, segment, self.layout.block_bytes),
         self.backend.now_s(),
       )
@@ -171,12 +183,13 @@ class Cluster:
     block_bytes, now_s = self.layout.block_bytes, self.backend.now_s()
     for name in self.spec.prefill_names:
       found = adopt(self.master, self.backend, ssd_segment(name), block_bytes)
-      self._flow.apply([*stored(found, now_s)])
+      self._flow.apply([*self.master.events.stored(found, now_s)])
 
   def _reap(self, now_s: float) -> None:
     """What time alone brings in the store, about once a second: dead puts
     end, hot blocks that lost a replica get one again."""
     if now_s - self._reaped_s >= REAP_EVERY_S:
       self._reaped_s = now_s
-      self._flow.apply(dropped(self.master.reap(now_s), now_s))
-      self._flow.apply(copying(self._client.repair(now_s), now_s))
+      self._flow.apply(dropped(self.master, self.master.reap(now_s), now_s))
+      copies = self._client.repair(now_s)
+      self._flow.apply(copying(self.master, copies, now_s))

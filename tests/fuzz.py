@@ -5,7 +5,6 @@
 """
 
 from collections import Counter
-from collections import defaultdict
 from dataclasses import replace
 import random
 import sys
@@ -16,14 +15,15 @@ from lifecycle import COSTS
 from lifecycle import LOOSE
 from lifecycle import MODEL
 from mooncake_jax.blocks.keys import prefix_keys
-from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.conductor import ADMISSIONS
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.conductor import ConductorSpec
+from mooncake_jax.conductor.prefix_index import PrefixIndex
 from mooncake_jax.conductor.select_prefill import POLICIES
 from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
@@ -192,24 +192,19 @@ class Trial:
 
   def check_beliefs(self) -> None:
     """The index is the store's inventory; nothing is thought under way."""
-    truth = defaultdict(set)
+    restarted = PrefixIndex()
+    for event in self.cluster.inventories():
+      restarted.observe(event)
+    assert len(self.conductor.index) == len(restarted)
     for segment in self.cluster.master.segments():
-      for key in self.cluster.inventory(segment):
-        truth[key].add(segment)
-    assert _believed(self.conductor) == truth
+      truth = set(self.cluster.inventory(segment))
+      for index in (self.conductor.index, restarted):
+        assert truth == set(index.inventory(owner(segment), medium(segment)))
     for load in (
       *self.conductor._prefill.values(),
       *self.conductor._decode.values(),
     ):
       assert not len(load)
-
-
-def _believed(conductor: Conductor) -> dict[bytes, set[str]]:
-  name = {'host': str, 'ssd': ssd_segment, 'device': device_segment}
-  return {
-    key: {name[tier](i) for i, tiers in places.items() for tier in tiers}
-    for key, places in conductor.index._stored.items()
-  }
 
 
 if __name__ == '__main__':

@@ -195,6 +195,13 @@ class PrefixIndex:
         last.append(key)
     self._remove(last, EXPECTED, 1 << position)
 
+  def inventory(self, instance: str, tier: Medium = 'host') -> list[BlockKey]:
+    """Blocks the instance is believed to hold on a tier, in no order.
+
+    Takes time in the size of the index.
+    """
+    return self._held(SLOT[tier], 1 << self.position(instance))
+
   def __len__(self) -> int:
     """Number of distinct blocks stored somewhere; counts them."""
     return sum(bool(holders.stored) for holders in self._blocks.values())

@@ -14,8 +14,6 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.pool import PagePool
 from mooncake_jax.blocks.segments import device_segment
-from mooncake_jax.events import BlocksEvicted
-from mooncake_jax.events import BlocksStored
 from mooncake_jax.instance.run import Effects
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.master import Master
@@ -27,7 +25,6 @@ class DeviceCache:
   def __init__(
     self, instance: str, master: Master, layout: KVLayout, pool: PagePool
   ):
-    self.instance = instance
     self.segment = device_segment(instance)
     self._master = master
     self._layout = layout
@@ -77,13 +74,12 @@ class DeviceCache:
     self._master.touch(chain[:num_blocks], self.segment)
     for evicted in put.evicted:
       self._evict(evicted.replica)
-    gone = tuple(evicted.key for evicted in put.evicted)
-    come = tuple(replica.key for replica in put.replicas)
-    effects: Effects = []
-    if gone:
-      effects.append(BlocksEvicted(now_s, self.instance, gone, 'device'))
-    if come:
-      effects.append(BlocksStored(now_s, self.instance, come, 'device'))
+    events = self._master.events
+    gone = (evicted.replica for evicted in put.evicted)
+    effects: Effects = [
+      *events.evicted(gone, now_s),
+      *events.stored(put.replicas, now_s),
+    ]
     return frozenset(kept), effects
 
   def num_kept(self, shared: tuple[Replica, ...], num_blocks: int) -> int:

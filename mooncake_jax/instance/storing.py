@@ -20,8 +20,6 @@ from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import ssd_segment
-from mooncake_jax.events import BlocksEvicted
-from mooncake_jax.events import BlocksStored
 from mooncake_jax.instance.device_cache import DeviceCache
 from mooncake_jax.instance.run import Drop
 from mooncake_jax.instance.run import Effects
@@ -31,6 +29,7 @@ from mooncake_jax.instance.run import Work
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.client import Copies
 from mooncake_jax.store.client import StoreClient
+from mooncake_jax.store.master import Master
 from mooncake_jax.store.outcomes import Evicted
 
 MAX_FETCHES = 2
@@ -101,7 +100,7 @@ class InstanceStore:
     arrived, bad = self.client.arrived(work.held, completion, now_s)
     work.run.loaded_blocks += arrived
     work.run.prefix = work.run.prefix[: work.run.loaded_blocks]
-    return arrived == len(work.held), dropped(bad, now_s)
+    return arrived == len(work.held), dropped(self.client.master, bad, now_s)
 
   def store(self, run: Run, now_s: float) -> Effects:
     """Puts the complete blocks that are new on the device."""
@@ -120,7 +119,7 @@ class InstanceStore:
     """Blocks were written: publish them, or give them up."""
     published, revoked = self.client.put_done(work.held, completion)
     return [
-      *stored(published, now_s),
+      *self.client.master.events.stored(published, now_s),
       *([Drop(tuple(revoked))] if revoked else []),
       *self._offload(now_s),
     ]
@@ -131,7 +130,7 @@ class InstanceStore:
     """Copies were written: publish them, or give them up."""
     published, revoked = self.client.copies_done(work.tasks, completion, now_s)
     return [
-      *stored(published, now_s),
+      *self.client.master.events.stored(published, now_s),
       *([Drop(tuple(revoked))] if revoked else []),
     ]
 
@@ -204,7 +203,7 @@ class InstanceStore:
       put = self.client.put(
         run.request.block_keys, first, last, segment, pages, now_s
       )
-      effects += dropped(put.evicted, now_s)
+      effects += dropped(self.client.master, put.evicted, now_s)
       if put.ops:
         work = Work('put', self.name, put.ops, run, put.replicas)
         effects.append(Start(work))
@@ -215,12 +214,13 @@ class InstanceStore:
 
   def _offload(self, now_s: float) -> Effects:
     """Copies to the SSD what the next puts will push out."""
-    return copying(self.client.offload(self.name, now_s), now_s)
+    copies = self.client.offload(self.name, now_s)
+    return copying(self.client.master, copies, now_s)
 
 
-def copying(copies: Copies, now_s: float) -> Effects:
+def copying(master: Master, copies: Copies, now_s: float) -> Effects:
   """Starts copies, as one work of the instance that gets them."""
-  effects = dropped(copies.evicted, now_s)
+  effects = dropped(master, copies.evicted, now_s)
   if copies.ops:
     name = owner(copies.tasks[0].dst.segment)
     work = Work('copy', name, copies.ops, tasks=copies.tasks)
@@ -228,28 +228,10 @@ def copying(copies: Copies, now_s: float) -> Effects:
   return effects
 
 
-def stored(replicas: Iterable[Replica], now_s: float) -> list[BlocksStored]:
-  """Tells that replicas are readable, segment by segment."""
-  return [
-    BlocksStored(now_s, owner(segment), keys, medium(segment))
-    for segment, keys in _by_segment(replicas).items()
-  ]
-
-
-def dropped(evicted: Iterable[Evicted], now_s: float) -> Effects:
+def dropped(
+  master: Master, evicted: Iterable[Evicted], now_s: float
+) -> Effects:
   """Tells that replicas are gone, and lets go of their bytes."""
   replicas = tuple(e.replica for e in evicted)
-  effects: Effects = [
-    BlocksEvicted(now_s, owner(segment), keys, medium(segment))
-    for segment, keys in _by_segment(replicas).items()
-  ]
+  effects: Effects = [*master.events.evicted(replicas, now_s)]
   return [*effects, Drop(replicas)] if replicas else []
-
-
-def _by_segment(
-  replicas: Iterable[Replica],
-) -> dict[str, tuple[BlockKey, ...]]:
-  keys: dict[str, tuple[BlockKey, ...]] = {}
-  for replica in replicas:
-    keys[replica.segment] = (*keys.get(replica.segment, ()), replica.key)
-  return keys

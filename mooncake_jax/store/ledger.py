@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.request import BlockKey
+from mooncake_jax.store.event_log import EventLog
 from mooncake_jax.store.eviction import lru
 from mooncake_jax.store.eviction import Policy
 from mooncake_jax.store.objects import Block
@@ -68,6 +69,7 @@ class Ledger:
     self.policy = policy
     self.put_timeout_s = put_timeout_s
     self.heat_half_life_s = heat_half_life_s
+    self.events = EventLog()  # numbers what is told of the segments
     self._quotas = Quotas()
     self._counts = Counts()
     self._segments: dict[str, Segment] = {}
