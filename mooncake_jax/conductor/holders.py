@@ -25,9 +25,20 @@ class Holders:
     sources: who can give it to others: not from a device.
     near: who has it in host memory, or will.
     held: who has it anywhere but on a device only, or will.
+    anyhow: who has it on whatever medium, or will.
+    is_plain: nobody has it on a device or an SSD.
   """
 
-  __slots__ = ('__weakref__', 'device', 'held', 'masks', 'near', 'sources')
+  __slots__ = (
+    '__weakref__',
+    'anyhow',
+    'device',
+    'held',
+    'is_plain',
+    'masks',
+    'near',
+    'sources',
+  )
 
   def __init__(self, masks: Masks):
     device, host, ssd, expected = masks
@@ -36,6 +47,8 @@ class Holders:
     self.sources = host | ssd
     self.near = host | expected
     self.held = host | ssd | expected
+    self.anyhow = self.held | device
+    self.is_plain = not device | ssd
 
   @property
   def stored(self) -> int:

@@ -7,6 +7,7 @@ far instances come: [(3, 0b0101), (7, 0b0010)] where two match 3 blocks and one
 lengths, not of instances.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mooncake_jax.conductor.holders import Holders
+
 Falls = list[tuple[int, int]]
+Run = tuple[int, Holders]
 
 
 @dataclass(frozen=True)
@@ -49,59 +53,71 @@ class Reuse(NamedTuple):
 
 
 class Matches(Mapping[str, Match]):
-  """Instances that match at least one block; their `Match` on demand.
+  """Instances that match at least one block; what they match, on demand."""
 
-  Attributes:
-    sources: how far others could fetch, longest first: the first mask is of
-      those that hold the longest prefix.
-  """
-
-  __slots__ = ('_fast', '_names', '_near', '_positions', '_usable', 'sources')
+  __slots__ = ('_falls', '_length', '_names', '_positions', '_runs')
 
   def __init__(
     self,
     positions: Mapping[str, int],
     names: Sequence[str],
-    usable: Falls,
-    near: Falls,
-    fast: Falls,
-    sources: Falls,
+    runs: list[Run],
+    length: int,
+    falls: Falls,
   ):
+    """Of a walk along a prompt's blocks.
+
+    Args:
+      positions, names: of the index.
+      runs: blocks of equal holders, each by its first block.
+      length: blocks walked.
+      falls: who has the blocks at all, on whatever medium.
+    """
     self._positions = positions
     self._names = names
-    self._usable = usable
-    self._near = near
-    self._fast = fast
-    self.sources = sources[::-1]
+    self._runs = runs
+    self._length = length
+    self._falls = falls
 
   def groups(self) -> list[Reuse]:
     """Instances by what they can reuse: disjoint, each in one group."""
-    if self._near == self._usable and not self._fast:
-      return [Reuse(n, 0, 0, mask) for n, mask in self._usable]
+    if all(holders.is_plain for _, holders in self._runs):
+      return [Reuse(length, 0, 0, mask) for length, mask in self._falls]
+    usable, near, fast = self._by_tier()
     return [
-      Reuse(usable, usable - near, fast, mask)
-      for usable, mask in self._usable
-      for near, mask in _split(mask, self._near)
-      for fast, mask in _split(mask, self._fast)
+      Reuse(length, length - short, device, mask)
+      for length, group in usable
+      for short, part in _split(group, near)
+      for device, mask in _split(part, fast)
     ]
+
+  def sources(self) -> Falls:
+    """How far others could fetch, longest first: the first mask is of those
+    that hold the longest prefix."""
+    alive, falls = -1, []
+    for start, holders in self._runs:
+      still = alive & holders.sources
+      if start and still != alive:
+        falls.append((start, alive ^ still))
+      alive = still
+      if not alive:
+        break
+    if self._runs and alive:
+      falls.append((self._length, alive))
+    return falls[::-1]
 
   @property
   def mask(self) -> int:
     """All instances that match at least one block."""
-    mask = 0
-    for _, some in self._usable:
-      mask |= some
-    return mask
+    return self._runs[0][1].anyhow if self._runs else 0
 
   def at(self, position: int) -> Match:
     """Of the instance at a position of the index; 0 blocks if none match."""
-    usable = _length(self._usable, position)
-    return Match(
-      _length(self.sources, position),
-      usable,
-      usable - _length(self._near, position),
-      _length(self._fast, position),
-    )
+    fast = self._until(lambda start, has: has.device >> position & 1)
+    near = self._until(lambda i, has: i < fast or has.near >> position & 1)
+    usable = self._until(lambda i, has: i < fast or has.held >> position & 1)
+    stored = self._until(lambda i, has: has.sources >> position & 1)
+    return Match(stored, usable, usable - near, fast)
 
   def __getitem__(self, instance: str) -> Match:
     position = self._positions[instance]
@@ -118,6 +134,28 @@ class Matches(Mapping[str, Match]):
   def __repr__(self) -> str:
     return f'Matches({dict(self)})'
 
+  def _until(self, has: Callable[[int, Holders], object]) -> int:
+    """Blocks before the first run that `has` not."""
+    for start, holders in self._runs:
+      if not has(start, holders):
+        return start
+    return self._length
+
+  def _by_tier(self) -> tuple[Falls, Falls, Falls]:
+    """How far instances come with all media, without SSD, on the device."""
+    falls: tuple[Falls, Falls, Falls] = ([], [], [])
+    alive = (-1, -1, -1)
+    for start, holders in self._runs:
+      before, fast = alive, alive[2] & holders.device
+      alive = (
+        before[0] & (holders.held | fast),
+        before[1] & (holders.near | fast),
+        fast,
+      )
+      _fall(falls, start, before, alive)
+    _fall(falls, self._length, alive, (0, 0, 0))
+    return falls
+
 
 def positions(mask: int) -> list[int]:
   """Positions of a mask's bits, lowest first: [0, 2] of 0b101."""
@@ -131,11 +169,16 @@ def positions(mask: int) -> list[int]:
   return bits.nonzero()[0].tolist()
 
 
-def _length(falls: Falls, position: int) -> int:
-  for length, mask in falls:
-    if mask >> position & 1:
-      return length
-  return 0
+def _fall(
+  falls: tuple[Falls, ...],
+  length: int,
+  before: tuple[int, ...],
+  now: tuple[int, ...],
+) -> None:
+  """Notes who matched `length` blocks and not the next."""
+  for fall, old, new in zip(falls, before, now):
+    if length and old != new:
+      fall.append((length, old ^ new))
 
 
 def _split(mask: int, falls: Falls) -> Iterator[tuple[int, int]]:

@@ -22,12 +22,12 @@ from mooncake_jax.conductor.event_order import EventOrder
 from mooncake_jax.conductor.holders import EXPECTED
 from mooncake_jax.conductor.holders import Holders
 from mooncake_jax.conductor.holders import HolderSets
-from mooncake_jax.conductor.holders import Masks
 from mooncake_jax.conductor.holders import NOBODY
 from mooncake_jax.conductor.holders import SLOT
 from mooncake_jax.conductor.matches import Falls
 from mooncake_jax.conductor.matches import Match as Match
 from mooncake_jax.conductor.matches import Matches
+from mooncake_jax.conductor.matches import Run
 from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import InstanceLost
@@ -47,7 +47,7 @@ class PrefixIndex:
     matches = index.match(keys)
     for usable, slow, fast, mask in matches.groups():
       ...  # all instances of the mask can reuse the same: price it once
-    for blocks, mask in matches.sources:
+    for blocks, mask in matches.sources():
       ...  # longest first: who of the mask can give so many to others
     matches.at(position)  # the Match of one instance
     matches['prefill0']  # by name; matches is a mapping of those that match
@@ -75,6 +75,7 @@ class PrefixIndex:
     self._more: Counter[tuple[BlockKey, int]] = Counter()
     self._orders: dict[tuple[str, str], EventOrder] = {}
     self._sweep_above = max_blocks
+    self._watch_above = max_blocks * 3 // 4
     self._matched: set[BlockKey] = set()
     for name in instances:
       self.position(name)
@@ -93,25 +94,28 @@ class PrefixIndex:
     Takes time in the blocks up to the last that anyone matches, and in how
     often the set of holders changes along them.
     """
-    falls: tuple[Falls, Falls, Falls, Falls] = ([], [], [], [])
-    alive = (-1, -1, -1, -1)
-    length, last = 0, NOBODY
+    alive, length, last = -1, 0, NOBODY
+    runs: list[Run] = []
+    falls: Falls = []
     for holders in map(self._blocks.get, keys):
       if holders is not last:
         if holders is None:
           break
-        before, alive = alive, _still(alive, holders)
-        if length:
-          _fall(falls, length, before, alive)
-        if not alive[0]:
-          break
+        still = alive & holders.anyhow
+        if still != alive:
+          if length:
+            falls.append((length, alive ^ still))
+          alive = still
+          if not alive:
+            break
+        runs.append((length, holders))
         last = holders
       length += 1
-    if length:
-      _fall(falls, length, alive, (0, 0, 0, 0))
-    if len(self._blocks) > self.max_blocks * 3 // 4:
+    if length and alive:
+      falls.append((length, alive))
+    if len(self._blocks) > self._watch_above:
       self._matched.update(keys[:length])
-    return Matches(self.positions, self.names, *falls)
+    return Matches(self.positions, self.names, runs, length, falls)
 
   def observe(self, event: StoreEvent | InstanceLost) -> None:
     """Follows the store; see `EventOrder` for late and repeated events.
@@ -275,23 +279,3 @@ class PrefixIndex:
       if len(idle) == count:
         break
     return idle, used
-
-
-def _still(alive: Masks, holders: Holders) -> Masks:
-  """Of instances usable, near, fast and source so far: who still is."""
-  fast = alive[2] & holders.device
-  return (
-    alive[0] & (holders.held | fast),
-    alive[1] & (holders.near | fast),
-    fast,
-    alive[3] & holders.sources,
-  )
-
-
-def _fall(
-  falls: tuple[Falls, ...], length: int, before: Masks, now: Masks
-) -> None:
-  """Notes who matched `length` blocks and not the next."""
-  for fall, old, new in zip(falls, before, now):
-    if old != new:
-      fall.append((length, old & ~new))
