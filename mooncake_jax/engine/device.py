@@ -10,14 +10,18 @@ for whom among transfers stands in `transfer/book.py`, the ways they take in
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 import itertools
+import math
 import time
+from typing import Any
 
 import jax
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
@@ -34,18 +38,20 @@ from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.memory import check_layout
 from mooncake_jax.engine.memory import counts
 from mooncake_jax.engine.memory import regions
+from mooncake_jax.engine.progress import Progress
 from mooncake_jax.engine.routes import Routes
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.spec import LEAST_STAGING_BYTES
-from mooncake_jax.engine.tasks import PrefillTask
 from mooncake_jax.engine.weights import ParamsSource
 from mooncake_jax.engine.weights import Weights
+from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.engine import BatchId
 from mooncake_jax.transfer.engine import TransferEngine
 from mooncake_jax.transfer.far import FarSegment
 from mooncake_jax.transfer.far import FarTier
+from mooncake_jax.transfer.op_run import OpRun
 
 # Pages are copied so many at once, singly, or a block at a time.
 LARGEST_COPY_PAGES = 8
@@ -64,6 +70,7 @@ class DeviceBackend:
     kv_dtype: jax.typing.DTypeLike = 'float32',
     clock: Callable[[], float] = time.perf_counter,
     stores: Sequence[FarSegment] = (),
+    prefill_program: Callable[..., Any] = prefill_chunk,
   ):
     """Places parameters and pools on the devices and starts the threads.
 
@@ -72,6 +79,7 @@ class DeviceBackend:
       params: a tree, or what loads one onto a mesh.
       clock: seconds, never going back.
       stores: far segments of no instance; closed with the backend.
+      prefill_program: computes layers of a chunk as `prefill_chunk` does.
 
     Raises:
       ValueError: too few devices, a name given twice, or a layout that is
@@ -82,6 +90,7 @@ class DeviceBackend:
     self._clock = clock
     self._start_s = clock()
     self._inbox = Inbox()
+    self._progress = Progress(config.num_layers)
     self._ids = itertools.count()
     self._cancel: dict[WorkId, Callable[[], None]] = {}
     self.instances: dict[str, Instance] = {}
@@ -99,6 +108,7 @@ class DeviceBackend:
           kv_dtype,
           self.now_s,
           self._inbox.crash,
+          prefill_program,
         )
     except BaseException:
       self.close()  # ends the threads of those that were made
@@ -110,13 +120,13 @@ class DeviceBackend:
       FarTier(store, self._inbox.crash, LEAST_STAGING_BYTES) for store in stores
     ]
     self.tiers.update({tier.segment.name: tier for tier in self._stores})
-    routes = Routes(
+    self._routes = Routes(
       self.instances, self.tiers, self.copy_sizes, layout.token_layer_bytes
     )
     self.transfers = TransferEngine(
-      self.now_s, routes.start, partial(counts, self.instances, self.tiers)
+      self.now_s, self._start_op, partial(counts, self.instances, self.tiers)
     )
-    routes.book = self._book = self.transfers.book
+    self._routes.book = self._book = self.transfers.book
     for region in regions(self.instances, self._stores):
       self.transfers.register(region)
 
@@ -146,11 +156,17 @@ class DeviceBackend:
     self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
   ) -> WorkId:
     """See `Backend`; what can't be computed ends as 'failed'."""
-    assert not after, 'nothing is started ahead of what it needs yet'
-    task = PrefillTask(self._open(), work, self.now_s, self._inbox.post)
-    self._cancel[task.work_id] = task.cancel
-    self._at(instance).owner.post(task)
-    return task.work_id
+    at, work_id = self._at(instance), self._open()
+    self._progress.open(work_id, at.groups, instance)
+    run = at.start_chunk(
+      work_id,
+      work,
+      partial(self._progress.when, after, pool=instance),
+      partial(self._progress.part_done, work_id),
+      partial(self._end, after),
+    )
+    self._cancel[work_id] = run.cancel
+    return work_id
 
   def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
     """See `Backend`; the step after a row's last is in the last completion."""
@@ -169,12 +185,19 @@ class DeviceBackend:
     after: tuple[WorkId, ...] = (),
   ) -> WorkId:
     """See `Backend`."""
-    assert not after, 'nothing is started ahead of what it needs yet'
     work_id = self._open()
-    ended = partial(self._transfer_ended, work_id)
+    self._progress.open(
+      work_id, [(op.start_layer, op.stop_layer) for op in ops]
+    )
+    ended = partial(self._transfer_ended, work_id, after)
     batch = self.transfers.allocate_batch(len(ops), ended)
     self._cancel[work_id] = partial(self.transfers.cancel, batch)
-    self.transfers.submit(batch, ops, priority, deadline_s)
+    op_done = partial(self._op_done, work_id)
+    first_s = math.inf if after else deadline_s
+    self.transfers.submit(batch, ops, priority, first_s, after, op_done)
+    if after:
+      limit = partial(self._limit, batch, deadline_s - self.now_s())
+      self._progress.when(after, None, limit)
     return work_id
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:
@@ -249,7 +272,50 @@ class DeviceBackend:
       return not self._inbox.has_open
     return self.now_s() >= until_s
 
-  def _transfer_ended(self, work_id: WorkId, batch: BatchId) -> None:
+  def _start_op(self, run: OpRun) -> None:
+    """Sends an op on its way once what it waits for is done with its layers."""
+    op, after = run.op, run.work.after
+    pool = op.src.instance if isinstance(op.src, DevicePages) else None
+    layers = (op.start_layer, op.stop_layer)
+    self._progress.when(after, layers, partial(self._go, run), pool)
+
+  def _go(self, run: OpRun, error: str) -> None:
+    if error:
+      self._book.end(run, 'failed', error)
+    else:
+      self._routes.start(run)
+
+  def _limit(self, batch: BatchId, left_s: float, error: str) -> None:
+    """What a transfer waits for has ended: from now on its time runs."""
+    self.transfers.set_deadline(batch, self.now_s() + left_s)
+    self._inbox.nudge()
+
+  def _op_done(self, work_id: WorkId, op: TransferOp) -> None:
+    self._progress.part_done(work_id, (op.start_layer, op.stop_layer))
+
+  def _transfer_ended(
+    self, work_id: WorkId, after: tuple[WorkId, ...], batch: BatchId
+  ) -> None:
     """On whatever thread ended the last op."""
-    self._inbox.post(self.transfers.completion(work_id, batch))
+    completion = self.transfers.completion(work_id, batch)
     self.transfers.free_batch(batch)
+    self._end(after, completion)
+
+  def _end(self, after: tuple[WorkId, ...], completion: Completion) -> None:
+    """Posts a completion once the works it waits for have ended."""
+    self._progress.when(after, None, partial(self._post, completion))
+
+  def _post(self, completion: Completion, error: str) -> None:
+    """Posts it, as 'failed' if a work that it waits for has failed."""
+    if error:
+      failed = ('failed',) * len(completion.op_status)
+      completion = replace(
+        completion, status='failed', error=error, op_status=failed
+      )
+    self._inbox.post(completion)
+    why = (
+      ''
+      if completion.status == 'completed'
+      else (f'{completion.status}: {completion.error}')
+    )
+    self._progress.end(completion.work_id, why)

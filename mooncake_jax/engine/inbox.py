@@ -22,6 +22,7 @@ class Inbox:
     self._completions: list[Completion] = []
     self._open: set[WorkId] = set()
     self._woken = False
+    self._nudged = False
     self._crash: tuple[str, BaseException] | None = None
 
   @property
@@ -49,6 +50,12 @@ class Inbox:
       self._woken = True
       self._changed.notify()
 
+  def nudge(self) -> None:
+    """Has the `take` under way return: how long it may wait has changed."""
+    with self._changed:
+      self._nudged = True
+      self._changed.notify()
+
   def crash(self, thread: str, error: BaseException) -> None:
     """Makes `take` raise: a thread of the backend is no more."""
     with self._changed:
@@ -63,14 +70,14 @@ class Inbox:
     """
     with self._changed:
       self._changed.wait_for(
-        lambda: self._completions or self._woken or self._crash,
+        lambda: self._completions or self._woken or self._nudged or self._crash,
         max(0.0, min(timeout_s, LONGEST_WAIT_S)),
       )
       if self._crash:
         thread, error = self._crash
         raise RuntimeError(f'{thread} ended by {describe(error)}') from error
       taken, self._completions = self._completions, []
-      woken, self._woken = self._woken, False
+      woken, self._woken, self._nudged = self._woken, False, False
       return taken, woken
 
 

@@ -9,9 +9,11 @@ device uses them in place.
 T chunk token, B batch row, P page of a page table, n pages.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -26,7 +28,7 @@ from mooncake_jax.engine.spec import bucket
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.model import decode
 from mooncake_jax.model import pages as kv_pool
-from mooncake_jax.model import prefill
+from mooncake_jax.model.params import join_params
 from mooncake_jax.model.params import Params
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
@@ -35,10 +37,21 @@ from mooncake_jax.transfer import cpu_copies
 from mooncake_jax.transfer.heads import HeadSlices
 
 
+class ChunkInputs(NamedTuple):
+  """What the programs of a chunk take beside activations."""
+
+  tokens_T: Any
+  page_table_P: Any
+  start: Any
+  length: Any
+  sampling: SamplingRows
+
+
 class MeshModel:
   """Dispatches prefill chunks, decode steps and page copies on one pool.
 
   Attributes:
+    groups: layer ranges that are computed one by one.
     can_copy_now: whether the pool is a CPU's memory.
     copies_now: whether it makes use of that.
   """
@@ -48,27 +61,40 @@ class MeshModel:
     config: ModelConfig,
     spec: InstanceSpec,
     mesh: Mesh,
-    params: Params,
+    params: Sequence[Params],
+    groups: Sequence[tuple[int, int]],
     layout: KVLayout,
     kv_dtype: jax.typing.DTypeLike,
+    prefill_program: Callable[..., Any],
   ):
-    """Allocates the pool; `params` lie on the mesh already."""
+    """Allocates the pool.
+
+    Args:
+      params: a tree for each layer group; they lie on the mesh already.
+      groups: consecutive layer ranges, which a chunk goes through one by one.
+      prefill_program: computes a group as `prefill_chunk` does.
+    """
+    self._prefill = prefill_program
     self.config = config
     self.spec = spec
     self.mesh = mesh
+    self.groups = tuple(groups)
     self.page_tokens = layout.page_tokens
-    self._params = params
+    self._group_params = params
+    self._params = join_params(params)
     self._table_pages = layout.pages_for(spec.max_tokens)
     self._whole = NamedSharding(mesh, PartitionSpec())
+    first = self.groups[0][0]
+    self._first_layers = [self._put(np.int32(a - first)) for a, _ in groups]
     self._kv = kv_pool.init_pool(
       config, spec.num_pages, layout.page_tokens, kv_dtype, mesh
     )
     self.copies_now = self.can_copy_now = cpu_copies.on_cpu(self._kv)
 
-  @property
-  def is_lost(self) -> bool:
-    """Whether a program failed after it was given the pool."""
-    return self._kv.is_deleted()
+  def check_pool(self) -> None:
+    """Raises RuntimeError if a program failed after it was given the pool."""
+    if self._kv.is_deleted():
+      raise RuntimeError(f'{self.spec.name} lost its KV pool')
 
   @property
   def pool_pointers(self) -> tuple[int, ...]:
@@ -78,8 +104,8 @@ class MeshModel:
       for shard in self._kv.addressable_shards
     )
 
-  def prefill(self, chunk: PrefillChunk) -> jax.Array:
-    """Computes a chunk; returns the token after it, drawn if asked for."""
+  def chunk_inputs(self, chunk: PrefillChunk) -> ChunkInputs:
+    """Puts on the devices what all layer groups of a chunk take."""
     name = f'{chunk.request_id!r} [{chunk.start}, {chunk.stop})'
     length = chunk.stop - chunk.start
     if chunk.tokens is None or len(chunk.tokens) != length or length < 1:
@@ -87,18 +113,35 @@ class MeshModel:
     size = bucket(length, self.spec.chunk_buckets, 'chunk_tokens')
     tokens_T = np.zeros(size, np.int32)
     tokens_T[:length] = chunk.tokens
-    inputs = (
+    inputs = ChunkInputs(
       tokens_T,
       self._page_table(chunk.pages, chunk.stop, name),
       np.int32(chunk.start),
       np.int32(length),
       SamplingRows.of([chunk.sampling or Sampling()]),
     )
-    token, _, self._kv = prefill.prefill_chunk(
-      self._params, self.config, self._kv, *self._put(inputs)
+    return self._put(inputs)
+
+  def prefill(
+    self, inputs: ChunkInputs, group: int, x: jax.Array | None = None
+  ) -> jax.Array:
+    """Computes a chunk in one of the layer groups.
+
+    Args:
+      x: what the group before gave; None takes the tokens.
+
+    Returns:
+      What the next group takes; after the last layer, the token drawn.
+    """
+    out, _, self._kv = self._prefill(
+      self._group_params[group],
+      self.config,
+      self._kv,
+      inputs.tokens_T if x is None else x,
+      *inputs[1:],
+      self._first_layers[group],
     )
-    token.copy_to_host_async()
-    return token
+    return out
 
   def batch(self, rows: Sequence[DecodeRow]) -> decode.DecodeState:
     """Puts a batch on the devices, padded with inactive rows."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner: one thread an instance, the only one that touches its pool.
 
-It runs what is posted in order: prefill chunks, gathers, scatters, and the
-beginning of a decode work. Between two steps of a decode work it runs what
-has been posted meanwhile, at most `TASKS_A_TURN` tasks and one chunk, so
-neither holds the other up for long.
+It runs what is posted in order: gathers, scatters, and the beginning of a
+decode work. Chunks of prefill go on beside, in their own order, a layer group
+a turn and only when nothing else is posted: copies go out ahead of the next
+group, and a chunk that waits for its prefix holds nobody up. Between two steps
+of a decode work it takes a turn of at most `TASKS_A_TURN` tasks and one group.
 """
 
 from collections import deque
@@ -15,14 +16,16 @@ import threading
 
 import jax
 
+from mooncake_jax.engine.chunk_run import StageRun
 from mooncake_jax.engine.decode_run import DecodeRun
 from mooncake_jax.engine.decode_run import DecodeTask
 from mooncake_jax.engine.tasks import Desk
 from mooncake_jax.engine.tasks import GatherTask
-from mooncake_jax.engine.tasks import PrefillTask
 from mooncake_jax.engine.tasks import Task
 
 TASKS_A_TURN = 16
+
+Posted = Task | DecodeTask | StageRun
 
 
 class Owner:
@@ -39,24 +42,25 @@ class Owner:
     self._desk = desk
     self._on_crash = on_crash
     self._changed = threading.Condition()
-    self._queue: deque[Task | DecodeTask] = deque()
+    self._queue: deque[Posted] = deque()
     self._is_poked = False
     self._is_closed = False
     # The rest belongs to the owner thread.
     self._decode: DecodeRun | None = None
-    self._gathers: list[tuple[int, int, GatherTask]] = []
+    self._chunks: deque[StageRun] = deque()
+    self._gathers: list[tuple[int, int, GatherTask, list[StageRun]]] = []
     self._order = itertools.count()
     self._thread = threading.Thread(target=self._main, name=name, daemon=True)
     self._thread.start()
 
-  def post(self, task: Task | DecodeTask) -> None:
+  def post(self, task: Posted) -> None:
     """Queues a task. Any thread may call."""
     with self._changed:
       self._queue.append(task)
       self._changed.notify()
 
   def poke(self) -> None:
-    """Says that staging bytes came free. Any thread may call."""
+    """Makes it look again what may go on. Any thread may call."""
     with self._changed:
       self._is_poked = True
       self._changed.notify()
@@ -75,11 +79,12 @@ class Owner:
           for task in tasks:
             self._run(task)
           self._run_gathers()
+          self._advance_chunk()
           self._advance_decode()
     except BaseException as error:
       self._on_crash(self._name, error)
 
-  def _take(self) -> list[Task | DecodeTask] | None:
+  def _take(self) -> list[Posted] | None:
     """Waits until there is something to do; None once closed."""
     with self._changed:
       self._changed.wait_for(
@@ -88,20 +93,22 @@ class Owner:
       if self._is_closed:
         return None
       self._is_poked = False
-      tasks: list[Task | DecodeTask] = []
+      tasks: list[Posted] = []
       while self._queue and len(tasks) < TASKS_A_TURN:
         tasks.append(self._queue.popleft())
-        if isinstance(tasks[-1], PrefillTask):
-          break
       return tasks
 
-  def _run(self, task: Task | DecodeTask) -> None:
+  def _run(self, task: Posted) -> None:
+    if isinstance(task, StageRun):
+      self._chunks.append(task)
+      return
     if isinstance(task, GatherTask):
-      heapq.heappush(self._gathers, (task.priority, next(self._order), task))
-      self._run_gathers()  # before the next chunk keeps the devices busy
+      order, earlier = next(self._order), self._writers(task)
+      heapq.heappush(self._gathers, (task.priority, order, task, earlier))
+      self._run_gathers()
       return
     try:
-      self._check_pool()
+      self._desk.model.check_pool()
       if isinstance(task, DecodeTask):
         self._begin_decode(task)
       else:
@@ -109,10 +116,19 @@ class Owner:
     except Exception as error:
       task.fail(error)
 
-  def _check_pool(self) -> None:
-    """Raises once the pool is gone: a program failed that was given it."""
-    if self._desk.model.is_lost:
-      raise RuntimeError(f'{self._name} lost its KV pool')
+  def _writers(self, task: GatherTask) -> list[StageRun]:
+    """Chunks begun before it, and not yet dispatched, that write its pages."""
+    if task.is_released:
+      return []
+    pages = set(task.pages)
+    return [run for run in self._chunks if not run.writes.isdisjoint(pages)]
+
+  def _advance_chunk(self) -> None:
+    """Dispatches the next layer group once nothing else is to be done."""
+    self._chunks = deque(run for run in self._chunks if run.is_open)
+    if not self._chunks or self._queue or not self._chunks[0].advance():
+      return
+    self.poke()  # there may be more, and gathers may have waited for it
 
   def _begin_decode(self, task: DecodeTask) -> None:
     if self._decode is not None:
@@ -126,7 +142,7 @@ class Owner:
     if run is None:
       return
     try:
-      self._check_pool()
+      self._desk.model.check_pool()
       is_open = run.advance()
     except Exception as error:
       run.task.fail(error)
@@ -137,13 +153,13 @@ class Owner:
 
   def _run_gathers(self) -> None:
     """Dispatches gathers by priority while staging bytes are free."""
-    waiting: list[tuple[int, int, GatherTask]] = []
+    waiting: list[tuple[int, int, GatherTask, list[StageRun]]] = []
     while self._gathers:
       entry = heapq.heappop(self._gathers)
-      task = entry[2]
+      _, _, task, earlier = entry
       if not task.is_live():
         continue
-      if self._is_written(task):
+      if any(run.is_open for run in earlier) or self._is_written(task):
         waiting.append(entry)
       elif self._desk.staging.try_take(task.num_bytes):
         self._dispatch(task)
@@ -161,7 +177,7 @@ class Owner:
 
   def _dispatch(self, task: GatherTask) -> None:
     try:
-      self._check_pool()
+      self._desk.model.check_pool()
       task.run(self._desk)
     except Exception as error:
       task.fail(error)

@@ -58,9 +58,16 @@ class Reader:
     result: jax.Array,
     ready: Callable[[float, float], None],
     failed: Callable[[Exception], None],
+    since_s: float | None = None,
   ) -> None:
-    """Queues a result that was just dispatched. Owner thread only."""
-    expected = Expected(result, self._now_s(), ready, failed)
+    """Queues a result that was just dispatched. Owner thread only.
+
+    Args:
+      since_s: when it was about to be dispatched: a CPU runs small programs
+        then and there.
+    """
+    dispatched_s = self._now_s() if since_s is None else since_s
+    expected = Expected(result, dispatched_s, ready, failed)
     if self.is_idle and result.is_ready():  # pyright: ignore
       self._read(expected)  # the thread has nothing to do meanwhile
       return
@@ -71,6 +78,10 @@ class Reader:
   def is_idle(self) -> bool:
     """Whether all that was dispatched has ended. Owner thread only."""
     return self._num_read == self._num_queued
+
+  def now_s(self) -> float:
+    """The clock that `ready` is told the time of."""
+    return self._now_s()
 
   def restart_clock(self) -> None:
     """The clock was set to 0. Only while nothing is expected."""

@@ -96,6 +96,7 @@ class Routes:
           partial(self.book.begin, run),
           partial(self._gathered, run, piece, instance, num_bytes),
           partial(self._fail, run),
+          is_released=bool(run.work.after),
         )
       )
 

@@ -2,6 +2,7 @@
 """What one instance of the engine is made of: plain values."""
 
 from dataclasses import dataclass
+import itertools
 from typing import get_args
 from typing import Literal
 
@@ -37,6 +38,8 @@ class InstanceSpec:
       KVCache of four chunks, at least 64 MiB: two chunks' blocks on their way
       to the store and to decode. What finds no room waits behind the next
       chunk.
+    layers_per_group: a chunk is computed so many layers at a time, so that
+      their KVCache leaves while the next compute; None is all at once.
     unroll: one program part a layer (fast on CPU), else a scan over stacked
       layers (compiles faster).
   """
@@ -56,10 +59,12 @@ class InstanceSpec:
   ssd_sync: bool = False
   checksums: Checksums = 'ssd'
   staging_bytes: int | None = None
+  layers_per_group: int | None = None
   unroll: bool = True
 
   def __post_init__(self):
-    for field in ('max_tokens', 'num_devices', 'max_batch', 'staging_bytes'):
+    counts = ('max_tokens', 'num_devices', 'max_batch')
+    for field in (*counts, 'staging_bytes', 'layers_per_group'):
       if (value := getattr(self, field)) is not None and value < 1:
         self._refuse(field, 'must be >= 1')
     if self.num_pages < 2:
@@ -85,6 +90,15 @@ class InstanceSpec:
     if self.staging_bytes is not None:
       return self.staging_bytes
     return max(4 * max(self.chunk_buckets) * token_bytes, LEAST_STAGING_BYTES)
+
+  def layer_groups(self, start: int, stop: int) -> tuple[tuple[int, int], ...]:
+    """Layers [start, stop), cut at multiples of `layers_per_group`.
+
+    By 4, [2, 9) gives [2, 4), [4, 8), [8, 9).
+    """
+    step = self.layers_per_group or stop
+    cuts = [start, *range(start // step * step + step, stop, step), stop]
+    return tuple(itertools.pairwise(cuts))
 
   @property
   def batch_sizes(self) -> tuple[int, ...]:

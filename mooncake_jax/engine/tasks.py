@@ -17,19 +17,15 @@ import jax
 from jax.profiler import TraceAnnotation
 import numpy as np
 
-from mooncake_jax.backend import Completion
-from mooncake_jax.backend import PrefillChunk
-from mooncake_jax.backend import WorkId
-from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.mesh_model import MeshModel
 from mooncake_jax.engine.reader import Reader
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.heads import HeadSlices
 from mooncake_jax.transfer.heads import split_heads
 
-# Chunks dispatched and unfinished: the device never waits for the host, and a
-# cancel still finds most chunks undispatched.
-MAX_CHUNKS = 2
+# Layer groups dispatched and unfinished: the device never waits for the host,
+# and a copy goes ahead of all but one group that was begun before it.
+MAX_GROUPS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,62 +39,9 @@ class Desk:
   model: MeshModel
   reader: Reader
   staging: ByteBudget
-  chunk_slots: threading.Semaphore = field(
-    default_factory=lambda: threading.Semaphore(MAX_CHUNKS)
+  group_slots: threading.Semaphore = field(
+    default_factory=lambda: threading.Semaphore(MAX_GROUPS)
   )
-
-
-@dataclass(eq=False)
-class PrefillTask:
-  """One chunk of one request."""
-
-  work_id: WorkId
-  chunk: PrefillChunk
-  now_s: Callable[[], float]
-  post: Callable[[Completion], None]
-  is_cancelled: bool = False
-
-  def cancel(self) -> None:
-    """Makes it end as 'cancelled' unless it was dispatched. Any thread."""
-    self.is_cancelled = True
-
-  def run(self, desk: Desk) -> None:
-    """Dispatches the chunk, waiting for a slot first."""
-    desk.chunk_slots.acquire()
-    if self.is_cancelled:
-      desk.chunk_slots.release()
-      now_s = self.now_s()
-      self.post(Completion(self.work_id, 'cancelled', now_s, now_s))
-      return
-    try:
-      with TraceAnnotation('mooncake.prefill'):
-        token = desk.model.prefill(self.chunk)
-    except Exception:
-      desk.chunk_slots.release()
-      raise
-    desk.reader.expect(
-      token,
-      lambda started_s, ended_s: self._ready(desk, token, started_s, ended_s),
-      lambda error: self._failed(desk, error),
-    )
-
-  def fail(self, error: Exception) -> None:
-    """Ends the work as 'failed'."""
-    now_s = self.now_s()
-    self.post(Completion(self.work_id, 'failed', now_s, now_s, describe(error)))
-
-  def _ready(
-    self, desk: Desk, token: jax.Array, started_s: float, ended_s: float
-  ) -> None:
-    desk.chunk_slots.release()
-    drawn = int(np.asarray(token)) if self.chunk.sampling else None
-    self.post(
-      Completion(self.work_id, 'completed', started_s, ended_s, token=drawn)
-    )
-
-  def _failed(self, desk: Desk, error: Exception) -> None:
-    desk.chunk_slots.release()
-    self.fail(error)
 
 
 @dataclass(eq=False)
@@ -106,9 +49,10 @@ class GatherTask:
   """Copies pages out of the pool into a block of its own.
 
   The owner holds it back until the staging budget has room and no decode
-  work under way writes the pages.
+  work under way, and no chunk begun before it, still writes the pages.
 
   Attributes:
+    is_released: what it waits for was named, and is done with these layers.
     priority: lower first among those held back.
     is_live: False drops it.
     begin: called right before the copy; False drops it too.
@@ -125,6 +69,7 @@ class GatherTask:
   begin: Callable[[], bool]
   gathered: Callable[[HeadSlices], None]
   failed: Callable[[Exception], None]
+  is_released: bool = False
 
   def run(self, desk: Desk) -> None:
     """Dispatches the copy; its staging bytes are taken already."""
@@ -204,4 +149,4 @@ class ScatterTask:
     self.done()
 
 
-Task = PrefillTask | GatherTask | ScatterTask
+Task = GatherTask | ScatterTask

@@ -2,6 +2,7 @@
 """Where instances get their parameters from."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -27,14 +28,21 @@ class Weights:
     self._config = config
     self._trees: dict[bool, Params] = {}
 
-  def on(self, mesh: jax.sharding.Mesh, unroll: bool) -> Params:
-    """The parameters on a mesh, layers as a tuple or stacked."""
-    if not callable(self._source):
-      shardings = self._shardings(mesh, unroll)
-      return jax.device_put(self._tree(unroll), shardings)
-    placed = self._source(mesh)
-    with jax.set_mesh(mesh):
-      return _arrange(placed, unroll)
+  def on(
+    self,
+    mesh: jax.sharding.Mesh,
+    unroll: bool,
+    groups: Sequence[tuple[int, int]],
+  ) -> list[Params]:
+    """A tree for each layer group, on a mesh, layers as a tuple or stacked."""
+    if callable(self._source):
+      placed = self._source(mesh)
+      with jax.set_mesh(mesh):
+        arranged = _arrange(placed, unroll)
+        return [model_params.layers_params(arranged, *g) for g in groups]
+    trees = [model_params.layers_params(self._tree(unroll), *g) for g in groups]
+    shardings = self._shardings(mesh, unroll)
+    return [jax.device_put(tree, _like(tree, shardings)) for tree in trees]
 
   def _tree(self, unroll: bool) -> Params:
     if unroll not in self._trees:
@@ -53,6 +61,14 @@ class Weights:
     if not unroll:
       shardings['layers'] = _stacked(shardings['layers'][0])
     return shardings
+
+
+def _like(tree: Params, shardings: Params) -> Params:
+  """The shardings of a tree of some of the layers."""
+  layers = shardings['layers']
+  if isinstance(layers, tuple):
+    layers = layers[: len(tree['layers'])]  # all layers have the same
+  return {name: shardings[name] for name in tree} | {'layers': layers}
 
 
 def _arrange(params: Params, unroll: bool) -> Params:

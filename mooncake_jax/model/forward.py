@@ -25,20 +25,22 @@ def stage_fn(
   page_table_BP: jax.Array,
   start_B: jax.Array,
   stop_B: jax.Array,
+  first_layer: int | jax.Array = 0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Runs a stage's layers and writes their KVCache.
+  """Runs layers of a stage and writes their KVCache.
 
   Token t of row b stands at position start_B[b] + t and is valid below
   stop_B[b]; padding is written to scratch page 0 and its output is garbage.
   The KVCache of [0, start_B[b]) already lies in the row's pages.
 
   Args:
-    layers: of this stage, stacked (scan) or a tuple (unrolled).
-    kv_LP2CKH: of this stage's layers only.
+    layers: stacked (scan), or a tuple of single layers (unrolled) and stacks.
+    kv_LP2CKH: of the whole stage.
     page_table_BP: pages in token order; entries past stop are not read.
+    first_layer: where the layers' KVCache lies in the stage's.
 
   Returns:
-    x [B, T, D] after the stage, and the KVCache.
+    x [B, T, D] after the layers, and the KVCache.
   """
   C = kv_LP2CKH.shape[3]
   T = x_BTD.shape[1]
@@ -57,21 +59,25 @@ def stage_fn(
     h_BTD = parts.rms_norm(x_BTD, layer['mlp_norm'], config.norm_eps)
     return x_BTD + parts.mlp(layer, h_BTD), kv
 
-  if isinstance(layers, dict):
-    return _scan(run, layers, x_BTD, kv_LP2CKH)
-  for i, layer in enumerate(layers):
-    x_BTD, kv_LP2CKH = run(i, layer, x_BTD, kv_LP2CKH)
+  at = first_layer
+  for part in (layers,) if isinstance(layers, dict) else layers:
+    if part['attn_norm'].ndim == 1:
+      x_BTD, kv_LP2CKH = run(at, part, x_BTD, kv_LP2CKH)
+      at += 1
+    else:
+      x_BTD, kv_LP2CKH = _scan(run, at, part, x_BTD, kv_LP2CKH)
+      at += len(part['attn_norm'])
   return x_BTD, kv_LP2CKH
 
 
-def _scan(run, layers, x_BTD, kv):
+def _scan(run, first_layer, layers, x_BTD, kv):
   """Carries the KVCache: as scan inputs and outputs it would be copied."""
 
   def body(carry, layer_and_index):
     layer, i = layer_and_index
     return run(i, layer, *carry), None
 
-  indices = jnp.arange(kv.shape[0])
+  indices = first_layer + jnp.arange(len(layers['attn_norm']))
   carry, _ = jax.lax.scan(body, (x_BTD, kv), (layers, indices))
   return carry
 

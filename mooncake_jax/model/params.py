@@ -7,9 +7,11 @@ Query head n of a checkpoint is (k, g) with n = k * G + g.
 A tree is {'embed': VD, 'layers', 'final_norm': D, 'unembed': DV}; tied
 embeddings have no 'unembed' (but see `materialize_unembed`). 'layers' is a
 tuple of one dict a layer, which runs unrolled, or one dict of arrays stacked
-on a first axis L, which runs as a scan: same numbers, other compile time.
+on a first axis L, which runs as a scan: same numbers, other compile time. A
+tree of some of the layers has the tables that these need only.
 """
 
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -181,11 +183,40 @@ def layer_of(layers: Layers, i: int) -> dict[str, jax.Array]:
   return layers[i]
 
 
+def count_layers(layers: Layers) -> int:
+  """Returns how many layers there are in either layout."""
+  return len(layers['attn_norm'] if isinstance(layers, dict) else layers)
+
+
 def slice_layers(layers: Layers, start: int, stop: int) -> Layers:
   """Returns layers [start, stop), those of one stage, in the same layout."""
+  if (start, stop) == (0, count_layers(layers)):
+    return layers
   if isinstance(layers, dict):
     return jax.tree.map(lambda a: a[start:stop], layers)
   return layers[start:stop]
+
+
+def layers_params(params: Params, start: int, stop: int) -> Params:
+  """Returns a tree of layers [start, stop) and the tables that they use.
+
+  Only stacked layers are copied, and of NumPy's arrays not even those.
+  """
+  layers = params['layers']
+  names: set[str] = {'embed'} if start == 0 else set()
+  if stop == count_layers(layers):
+    names |= {'final_norm', 'unembed' if 'unembed' in params else 'embed'}
+  tree: Params = {name: params[name] for name in sorted(names)}
+  return {**tree, 'layers': slice_layers(layers, start, stop)}
+
+
+def join_params(trees: Sequence[Params]) -> Params:
+  """Returns one tree of all the layers of consecutive ones, copying none."""
+  if len(trees) == 1:
+    return trees[0]
+  parts = [tree['layers'] for tree in trees]
+  layers = [part if isinstance(part, tuple) else (part,) for part in parts]
+  return {**trees[0], **trees[-1], 'layers': sum(layers, ())}
 
 
 def materialize_unembed(params: Params) -> Params:

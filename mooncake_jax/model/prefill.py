@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill of one chunk of one prompt, all layers on one mesh.
+"""Prefill of one chunk of one prompt: all layers on one mesh, or some.
 
 T chunk token, D model, V vocab, P page.
 """
@@ -20,30 +20,36 @@ def prefill_chunk(
   params: Params,
   config: ModelConfig,
   kv: jax.Array,
-  tokens_T: jax.Array,
+  x: jax.Array,
   page_table_P: jax.Array,
   start: jax.Array,
   length: jax.Array,
   sampling: SamplingRows,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+  first_layer: jax.Array | int = 0,
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
   """Computes prompt tokens [start, start + length), in place in `kv`.
 
-  Compiles once a chunk bucket T and page table size P; `start`, `length` and
-  the pages are traced. The KVCache of [0, start) already lies in the pages.
+  Compiles once a chunk bucket T and page table size P; `start`, `length`,
+  the pages and `first_layer` are traced. The KVCache of [0, start) already
+  lies in the pages.
 
   Args:
-    kv: the pool, donated.
-    tokens_T: int32, padded to the bucket; `length` of them are valid.
+    params: of the model, or of consecutive layers of it (`layers_params`).
+    kv: the pool of the layers' stage, donated.
+    x: int32 tokens [T] for the first layer on, padded to the bucket, `length`
+      of them valid; for others what the layers before gave, [1, T, D].
     page_table_P: int32, pages in token order, covering start + length tokens.
     start, length: int32 scalars.
     sampling: of one row (B = 1).
+    first_layer: where the layers' KVCache lies in the pool.
 
   Returns:
-    The int32 token drawn after the last valid one, its logits float32 [V],
-    and the pool.
+    After the last layer: the int32 token drawn after the last valid one, its
+    logits float32 [V], and the pool. After others: x [1, T, D], None, and
+    the pool.
   """
   stop = start + length
-  x_1TD = forward.embed(params, tokens_T[None])
+  x_1TD = forward.embed(params, x[None]) if x.ndim == 1 else x
   x_1TD, kv = forward.stage_fn(
     params['layers'],
     config,
@@ -52,7 +58,10 @@ def prefill_chunk(
     page_table_P[None],
     start[None],
     stop[None],
+    first_layer,
   )
+  if 'final_norm' not in params:
+    return x_1TD, None, kv
   last_1D = jax.lax.dynamic_index_in_dim(x_1TD[0], length - 1)
   logits_1V = forward.unembed(params, config, last_1D)
   token_1 = sample(logits_1V, sampling, stop[None])

@@ -103,7 +103,10 @@ class TransferBook:
     ready: list[OpRun] = []
     ended: list[TransferWork] = []
     with self._lock:
+      completes = run.is_live and status == 'completed'
       self._end(run, status, error, ready, ended)
+    if completes and run.work.op_completed:
+      run.work.op_completed(run.op)
     for work in ended:
       self._ended(work)
     self._start_ready(ready)

@@ -112,8 +112,13 @@ class TransferEngine:
     ops: Sequence[TransferOp],
     priority: int = 0,
     deadline_s: float = math.inf,
+    after: tuple[WorkId, ...] = (),
+    op_completed: Callable[[TransferOp], None] | None = None,
   ) -> None:
     """Starts ops, lower `priority` first; past the deadline: TIMEOUT.
+
+    Args:
+      after, op_completed: see `TransferWork`.
 
     Raises:
       ValueError: the batch has no room for them.
@@ -125,7 +130,13 @@ class TransferEngine:
           f'{batch=} has room for {entry.num_ops} ops: {len(ops)} more than '
           f'its {len(entry.runs)} do not fit'
         )
-      work = TransferWork(next(self._ids), priority, deadline_s)
+      work = TransferWork(
+        next(self._ids),
+        priority,
+        deadline_s,
+        after=after,
+        op_completed=op_completed,
+      )
       work.runs = tuple(OpRun(op, work) for op in ops)
       entry.runs += work.runs
       entry.works.add(work.work_id)
@@ -181,6 +192,15 @@ class TransferEngine:
       works = [*entry.works] if entry else []
     for work_id in works:
       self.book.cancel(work_id)
+
+  def set_deadline(self, batch: BatchId, deadline_s: float) -> None:
+    """Gives the ops that are under way a new deadline."""
+    with self._changed:
+      entry = self._batches.get(batch)
+      works = {run.work for run in entry.runs} if entry else set()
+    for work in works:
+      work.deadline_s = deadline_s
+    self.book.expire()
 
   def free_batch(self, batch: BatchId) -> None:
     """Forgets a batch; ValueError while one of its ops is pending."""

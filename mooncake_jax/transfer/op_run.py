@@ -4,6 +4,7 @@
 The book (`book.py`) changes them, under its lock.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
@@ -49,6 +50,9 @@ class TransferWork:
 
   Attributes:
     started_s: when the first bytes moved; None before.
+    after: works that it depends on, layer by layer; whoever starts its ops
+      sees to that.
+    op_completed: called with each op that completed, before the work's end.
   """
 
   work_id: WorkId
@@ -57,6 +61,8 @@ class TransferWork:
   runs: tuple['OpRun', ...] = ()
   started_s: float | None = None
   num_live: int = 0
+  after: tuple[WorkId, ...] = ()
+  op_completed: Callable[[TransferOp], None] | None = None
 
 
 @dataclass(eq=False)
