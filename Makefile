@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mooncake_jax scripts tests
 
-.PHONY: setup model quickstart test lint format lock clean
+.PHONY: setup model quickstart test lint format lock peers clean
 
 setup: $(STAMP)
 
@@ -45,5 +45,16 @@ lock:
 	  --extra dev --no-annotate --no-header -q --upgrade \
 	  pyproject.toml -o requirements.lock
 
+# Other systems that benchmarks compare with, each in an environment of its
+# own; benchmarks go on without those that do not install. `make peers
+# PEERS=transformers` makes one of them.
+PEERS ?= $(patsubst requirements-peers/%.txt,%,$(wildcard requirements-peers/*))
+peers: $(addprefix .venv-peers/,$(PEERS))
+
+.venv-peers/%: requirements-peers/%.txt
+	$(PYTHON) -m venv $@
+	$@/bin/pip install -q --disable-pip-version-check -r $< || \
+	  { rm -rf $@; echo "$*: does not install here, left out"; }
+
 clean:
-	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-peers .jax_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

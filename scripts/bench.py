@@ -64,7 +64,8 @@ def _singles(rows: list[Row]) -> Table:
   for row in rows:
     target = '' if row.target is None else f'{row.target:g}'
     ok = ('yes' if row.ok else 'NO') if target else ''
-    cells = (row.metric, f'{row.value:.4g}', row.unit, target, ok)
+    value = '' if row.value is None else f'{row.value:.4g}'
+    cells = (row.metric, value, row.unit, target, ok)
     table.add_row(*cells, row.reference)
   return table
 
@@ -76,7 +77,7 @@ def _series(rows: list[Row]) -> Table:
     table.add_column(column, justify='right')
   found: dict[tuple[str, int], dict[str, float]] = {}
   for row in rows:
-    assert row.point
+    assert row.point and row.value is not None
     case = (row.point.panel, row.point.size_bytes)
     found.setdefault(case, {})[row.point.way] = row.value
   for (panel, size), by_way in sorted(found.items()):

@@ -18,7 +18,7 @@ def plot(rows: list[Row], path: Path) -> None:
   """
   panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
   for row in rows:
-    if row.point:
+    if row.point and row.value is not None:
       ways = panels.setdefault(row.point.panel, {})
       at = (row.point.size_bytes, row.value / 1e9)
       ways.setdefault(row.point.way, []).append(at)

@@ -31,6 +31,7 @@ class Row:
 
   Attributes:
     metric: 'prefill.gemm_share', unique over all benchmarks.
+    value: None where what it is measured with is not installed.
     reference: what the figure or its target rests on.
     target: the figure must reach it; None where nothing is asked of it.
     at_most: the target is an upper limit, not a lower one.
@@ -38,7 +39,7 @@ class Row:
   """
 
   metric: str
-  value: float
+  value: float | None
   unit: str
   reference: str = ''
   target: float | None = None
@@ -47,7 +48,7 @@ class Row:
 
   @property
   def ok(self) -> bool:
-    if self.target is None:
+    if self.target is None or self.value is None:
       return True
     if self.at_most:
       return self.value <= self.target

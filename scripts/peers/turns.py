@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child's side of a measurement in turns; the standard library alone.
+
+A program that is measured runs in a process of its own, with its own
+interpreter and a fixed number of threads. It reads a line of JSON
+{"work": ..., arguments}, does that once and answers {"wall_s": ..., "cpu_s":
+...}. So programs can take turns on one machine, and whatever else the machine
+does meanwhile falls on all of them.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import json
+import os
+import sys
+import time
+from typing import Any
+
+
+class Child:
+  """A program that works when it is told to."""
+
+  def __init__(self, threads: int):
+    """Call it before any numeric library is imported.
+
+    They start as many threads as they find cores, and print what they like:
+    stdout is the answers' alone, all else goes to stderr.
+    """
+    self._answers = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)
+    _limit_threads(threads)
+
+  def answer(self, works: Mapping[str, Callable[..., Any]], name: str) -> None:
+    """Says what the program is, then works until its input ends."""
+    self._say({'name': name})
+    for line in sys.stdin:
+      order = json.loads(line)
+      work = works[order.pop('work')]
+      cpu_s, wall_s = time.process_time(), time.perf_counter()
+      work(**order)
+      wall_s = time.perf_counter() - wall_s
+      self._say({'wall_s': wall_s, 'cpu_s': time.process_time() - cpu_s})
+
+  def _say(self, value: dict[str, Any]) -> None:
+    print(json.dumps(value), file=self._answers, flush=True)
+
+
+def _limit_threads(count: int) -> None:
+  if hasattr(os, 'sched_setaffinity'):
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+  for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
+    os.environ[name] = str(count)
+  # A thread that spins while another program has its turn costs that one.
+  os.environ['OMP_WAIT_POLICY'] = 'PASSIVE'
