@@ -76,7 +76,8 @@ def backends(
   """
   if experiment.backend == 'virtual':
     truth = experiment.truth or experiment.costs
-    yield lambda: VirtualBackend(truth)
+    stage_layers = experiment.cluster.layers_of_stages(config)
+    yield lambda: VirtualBackend(truth, stage_layers)
     return
   from scripts.device import device_backend
 

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 
 from lifecycle import COSTS
+from lifecycle import LAYERS
 from lifecycle import LOOSE
 from lifecycle import MODEL
 from mooncake_jax.blocks.keys import prefix_keys
@@ -52,11 +53,9 @@ class Flaky(VirtualBackend):
       f'{link}_latency_s': 10 ** rng.uniform(-5, -1.3)
       for link in ('onload offload copy handoff ssd_read ssd_write'.split())
     }
-    super().__init__(replace(COSTS, **latencies))
+    costs = replace(COSTS, **latencies)
+    super().__init__(costs, LAYERS, spoil=self._break)
     self._share, self._rng = share, rng
-
-  def wait(self, until_s):
-    return [self._spoil(c) for c in super().wait(until_s)]
 
   def transfer(self, ops, priority, deadline_s, after=()):
     for op in ops:
@@ -69,7 +68,7 @@ class Flaky(VirtualBackend):
     assert all(medium(r.segment) != 'device' for r in replicas), replicas
     super().drop(replicas)
 
-  def _spoil(self, completion):
+  def _break(self, completion):
     if self._rng.random() >= self._share:
       return completion
     status = self._rng.choice(('failed', 'timeout', 'cancelled'))

@@ -49,6 +49,7 @@ COSTS = PolynomialCost(
   handoff_bytes_per_s=1e9,
   handoff_latency_s=1e-5,
 )
+LAYERS = (MODEL.num_layers,)
 LOOSE = SLO(ttft_s=30.0, tbt_s=10.0)
 
 
@@ -104,4 +105,6 @@ def close(cluster: Cluster) -> None:
 
 
 def make_virtual(spec=SPEC, **kwargs) -> Cluster:
-  return Cluster(replace(spec, **kwargs), MODEL, VirtualBackend(COSTS))
+  spec = replace(spec, **kwargs)
+  backend = VirtualBackend(COSTS, spec.layers_of_stages(MODEL))
+  return Cluster(spec, MODEL, backend)

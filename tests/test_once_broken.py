@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from lifecycle import COSTS
+from lifecycle import LAYERS
 from lifecycle import make_conductor
 from lifecycle import make_request
 from lifecycle import make_virtual
@@ -67,7 +68,8 @@ class _FirstFetchBreaks(VirtualBackend):
   """Only the first block of the first fetch arrives."""
 
   def __init__(self):
-    super().__init__(replace(COSTS, onload_latency_s=1.0))
+    costs = replace(COSTS, onload_latency_s=1.0)
+    super().__init__(costs, LAYERS, spoil=self._break)
     self.broken = None
 
   def transfer(self, ops, priority, deadline_s, after=()):
@@ -78,9 +80,6 @@ class _FirstFetchBreaks(VirtualBackend):
     if priority == 0 and self.broken is None:
       self.broken = work_id, ops
     return work_id
-
-  def wait(self, until_s):
-    return [self._break(c) for c in super().wait(until_s)]
 
   def _break(self, completion):
     if self.broken is None or completion.work_id != self.broken[0]:
@@ -179,7 +178,7 @@ class _Adopting(VirtualBackend):
 
 def test_what_an_ssd_holds_is_known_to_the_first_placement():
   spec = replace(SPEC, ssd_bytes=100 * BLOCK_BYTES)
-  cluster = Cluster(spec, MODEL, _Adopting(COSTS))
+  cluster = Cluster(spec, MODEL, _Adopting(COSTS, LAYERS))
   request = make_request('b', prompt(1))
   _, journal = serve([request], make_conductor(spec), cluster)
   (decision,) = [e.decision for e in journal if isinstance(e, Decision)]
@@ -191,7 +190,9 @@ def _late(spec, costs, num_requests, **kwargs):
   slo = SLO(ttft_s=30.0, tbt_s=0.00235)
   rules = ConductorSpec(late_check=True, **kwargs)
   conductor = Conductor(rules, spec, MODEL, COSTS, slo)
-  cluster = Cluster(spec, MODEL, VirtualBackend(costs), conductor.keeps_tbt)
+  cluster = Cluster(
+    spec, MODEL, VirtualBackend(costs, LAYERS), conductor.keeps_tbt
+  )
   requests = [
     make_request(f'r{i}', prompt(i + 3, 50), 20) for i in range(num_requests)
   ]

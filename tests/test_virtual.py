@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lifecycle import COSTS
+from lifecycle import LAYERS
 from lifecycle import make_conductor
 from lifecycle import MODEL
 from lifecycle import shared_prefix_requests
@@ -36,7 +37,7 @@ def _drain(backend):
 
 
 def test_chunks_of_an_instance_run_one_after_another():
-  backend = VirtualBackend(COSTS)
+  backend = VirtualBackend(COSTS, LAYERS)
   for start in (0, 10):
     backend.prefill('p', PrefillChunk('r', 0, start, start + 10, (1,)))
   backend.prefill('q', PrefillChunk('s', 0, 0, 10, (1,)))
@@ -47,7 +48,7 @@ def test_chunks_of_an_instance_run_one_after_another():
 
 
 def test_a_decode_work_is_the_sum_of_its_steps():
-  backend = VirtualBackend(COSTS)
+  backend = VirtualBackend(COSTS, LAYERS)
   rows = (_row('a', 9, 7), _row('b', 29, 20))
   backend.decode('d', DecodeBatch(rows), max_steps=100)
   (done,) = _drain(backend)
@@ -60,10 +61,10 @@ def test_a_decode_work_is_the_sum_of_its_steps():
 
 @hypothesis.given(st.floats(0, 1.2))
 def test_a_cancelled_decode_ends_at_the_next_step_boundary(share):
-  backend = VirtualBackend(COSTS)
+  backend = VirtualBackend(COSTS, LAYERS)
   batch = DecodeBatch((_row('a', 9, 10),))
   work = backend.decode('d', batch, max_steps=10)
-  twin = VirtualBackend(COSTS)
+  twin = VirtualBackend(COSTS, LAYERS)
   twin.decode('d', batch, max_steps=10)
   (whole,) = _drain(twin)
   cut_s = share * whole.time_s
@@ -82,7 +83,7 @@ def test_a_cancelled_decode_ends_at_the_next_step_boundary(share):
 
 
 def test_transfers_of_a_link_share_it_and_others_do_not():
-  backend = VirtualBackend(COSTS)
+  backend = VirtualBackend(COSTS, LAYERS)
   op = TransferOp(DevicePages('p', (1,)), DevicePages('d', (1,)), 0, 2, 10**6)
   other = replace(op, src=DevicePages('q', (1,)))
   for ops in ((op,), (op,), (other,)):
@@ -93,7 +94,7 @@ def test_transfers_of_a_link_share_it_and_others_do_not():
 
 
 def test_a_transfer_past_its_deadline_times_out():
-  backend = VirtualBackend(COSTS)
+  backend = VirtualBackend(COSTS, LAYERS)
   op = TransferOp(DevicePages('p', (1,)), DevicePages('d', (1,)), 0, 2, 10**9)
   backend.transfer((op,), 1, deadline_s=0.5)
   (done,) = _drain(backend)
@@ -105,7 +106,7 @@ def test_a_transfer_past_its_deadline_times_out():
 
 
 def test_reading_what_was_dropped_fails():
-  backend = VirtualBackend(COSTS)
+  backend = VirtualBackend(COSTS, LAYERS)
   replica = Replica('p', 7)
   write = TransferOp(DevicePages('p', (1,)), replica, 0, 2, 10)
   read = TransferOp(replica, DevicePages('p', (2,)), 0, 2, 10)
@@ -119,7 +120,7 @@ def test_reading_what_was_dropped_fails():
 
 
 def test_wait_stops_the_clock_at_until():
-  backend = VirtualBackend(COSTS)
+  backend = VirtualBackend(COSTS, LAYERS)
   backend.prefill('p', PrefillChunk('r', 0, 0, 10, (1,)))
   assert backend.wait(1e-4) == []
   assert backend.now_s() == 1e-4
@@ -131,13 +132,10 @@ class _FlakyBackend(VirtualBackend):
   """Fails a share of all works, seeded."""
 
   def __init__(self, share, seed):
-    super().__init__(COSTS)
+    super().__init__(COSTS, LAYERS, spoil=self._break)
     self._share, self._rng = share, np.random.default_rng(seed)
 
-  def wait(self, until_s):
-    return [self._spoil(c) for c in super().wait(until_s)]
-
-  def _spoil(self, completion):
+  def _break(self, completion):
     if self._rng.random() >= self._share:
       return completion
     status = str(self._rng.choice(['failed', 'timeout']))

@@ -1,108 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
 """VirtualBackend: work takes what a cost model says, on a virtual clock.
 
-`wait` jumps to the next completion. A prefill instance and each direction of
-each link serve one work after another; a decode work's steps are computed in
-closed form, its step time taken as linear between its first and last step
-(exact for costs linear in the context). No wall clock, no randomness: the
-same calls give the same completions.
+`wait` jumps to the next completion. The stages of a prefill instance
+(`stages.py`) and each direction of each link (`links.py`) serve one work after
+another, layer by layer where works follow each other; a decode work's steps
+are computed in closed form, its step time taken as linear between its first
+and last step (exact for costs linear in the context). No wall clock, no
+randomness: the same calls give the same completions.
 
-Differs from devices: a prefill or transfer that was started is not cancelled,
+Differs from devices: a chunk or a transfer that has begun is not cancelled,
 and transfers of one link keep their order whatever their priority.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
-import heapq
+from collections.abc import Callable
+from collections.abc import Sequence
 import itertools
-import math
-from typing import NamedTuple
+from typing import Literal
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
-from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
-from mooncake_jax.backend import RowTokens
 from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
-from mooncake_jax.blocks.segments import Medium
-from mooncake_jax.blocks.segments import medium
-from mooncake_jax.blocks.segments import owner
 from mooncake_jax.costs.model import CostModel
-from mooncake_jax.costs.model import Link
 from mooncake_jax.request import BlockKey
-from mooncake_jax.request import TokenSegment
-
-
-@dataclass
-class _Decoding:
-  """A decode work under way: step k of num_steps ends at step_end_s(k)."""
-
-  batch: DecodeBatch
-  start_s: float
-  first_s: float
-  interval_s: float
-  num_steps: int
-
-  def step_end_s(self, step: int) -> float:
-    return self.first_s + (step - 1) * self.interval_s
-
-  def steps_by(self, time_s: float) -> int:
-    """Steps until the first boundary at or after time_s; at least one."""
-    if not self.interval_s or time_s <= self.first_s:
-      return 1
-    # The small slack keeps a boundary hit exactly from rounding up.
-    late = (time_s - self.first_s) / self.interval_s - 1e-9
-    return min(1 + math.ceil(late), self.num_steps)
+from mooncake_jax.sim.clock import Clock
+from mooncake_jax.sim.decoding import Decoding
+from mooncake_jax.sim.decoding import decoding
+from mooncake_jax.sim.links import Links
+from mooncake_jax.sim.links import SimTransfer
+from mooncake_jax.sim.stages import Pipeline
+from mooncake_jax.sim.stages import SimChunk
+from mooncake_jax.sim.works import SimWork
 
 
 class VirtualBackend:
   """Backend on cost models; see the module's docstring."""
 
-  def __init__(self, costs: CostModel):
-    """Starts at time 0 with `costs` as the truth."""
+  def __init__(
+    self,
+    costs: CostModel,
+    stage_layers: Sequence[int],
+    *,
+    boundary_s: float = 0.0,
+    spoil: Callable[[Completion], Completion] = lambda completion: completion,
+  ):
+    """Starts at time 0 with `costs` as the truth.
+
+    Args:
+      stage_layers: layers of each stage of a prefill instance; a stage takes
+        its share of a chunk's seconds.
+      boundary_s: until the next stage has what a stage computed.
+      spoil: makes another outcome of a completion, to study failures.
+    """
     self._costs = costs
-    self._now_s = 0.0
+    self._stage_layers = tuple(stage_layers)
+    self._boundary_s = boundary_s
+    self._spoil = spoil
     self._ids = itertools.count()
-    self._free_s: dict[tuple[str, str], float] = defaultdict(float)
-    self._ends: list[tuple[float, WorkId]] = []
-    self._done: dict[WorkId, Completion] = {}
-    self._ops: dict[WorkId, tuple[TransferOp, ...]] = {}
-    self._decoding: dict[WorkId, _Decoding] = {}
+    self._clock = Clock()
+    self._links = Links(costs, self._clock, self._settled, self._over)
+    self._pipelines: dict[str, Pipeline] = {}
+    self._works: dict[WorkId, SimWork] = {}
+    self._decoding: dict[WorkId, Decoding] = {}
+    self._done: list[Completion] = []
+    # How works ended that did not complete, until whoever waits knows.
+    self._failed: dict[WorkId, Status] = {}
     # The layers of each replica that are there, a bit each.
     self._layers: dict[Replica, int] = defaultdict(int)
 
   def now_s(self) -> float:
-    return self._now_s
+    return self._clock.now_s
 
   def prefill(
     self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
   ) -> WorkId:
-    assert not after, 'nothing is started ahead of what it needs yet'
     seconds = self._costs.prefill_s(work.stop - work.start, work.start)
-    start_s, end_s = self._occupy(('prefill', instance), seconds)
-    return self._end(Completion(next(self._ids), 'completed', start_s, end_s))
+    chunk = SimChunk(next(self._ids), seconds=seconds, instance=instance)
+    if self._begin(chunk, after):
+      self._pipeline(instance).enter(chunk)
+    return chunk.work_id
 
   def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
-    num_rows = len(batch.rows)
-    num_steps = min(max_steps, min(row.remaining for row in batch.rows))
-    context = sum(row.position + 1 for row in batch.rows)
-    first_step_s = self._costs.decode_step_s(num_rows, context)
-    last_step_s = self._costs.decode_step_s(
-      num_rows, context + (num_steps - 1) * num_rows
-    )
-    total_s = num_steps * (first_step_s + last_step_s) / 2
-    interval_s = (
-      (total_s - first_step_s) / (num_steps - 1) if num_steps > 1 else 0.0
-    )
     work_id = next(self._ids)
-    work = _Decoding(
-      batch, self._now_s, self._now_s + first_step_s, interval_s, num_steps
-    )
+    work = decoding(work_id, self._costs, batch, max_steps, self.now_s())
     self._decoding[work_id] = work
-    heapq.heappush(self._ends, (work.step_end_s(num_steps), work_id))
+    work.due = self._clock.at(work.end_s, self._decoded, work)
     return work_id
 
   def transfer(
@@ -112,27 +98,16 @@ class VirtualBackend:
     deadline_s: float,
     after: tuple[WorkId, ...] = (),
   ) -> WorkId:
-    assert not after, 'nothing is started ahead of what it needs yet'
-    num_bytes: dict[tuple[Link, str], int] = defaultdict(int)
-    for op in ops:
-      num_bytes[_link(op)] += op.num_bytes
-    spans = [
-      self._occupy((link, owner), self._costs.transfer_s(count, link))
-      for (link, owner), count in num_bytes.items()
-    ]
-    start_s = min((s for s, _ in spans), default=self._now_s)
-    end_s = max((e for _, e in spans), default=self._now_s)
-    work_id = next(self._ids)
-    self._ops[work_id] = ops
-    late = end_s > deadline_s
-    return self._end(
-      Completion(
-        work_id,
-        'timeout' if late else 'completed',
-        start_s,
-        max(min(end_s, deadline_s), self._now_s),
-      )
+    work = SimTransfer(
+      next(self._ids),
+      ops=ops,
+      deadline_s=deadline_s,
+      begun_s=self.now_s(),
+      num_layers=sum(self._stage_layers),
     )
+    if self._begin(work, after):
+      self._links.enter(work)
+    return work.work_id
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:
     for replica in replicas:
@@ -143,124 +118,165 @@ class VirtualBackend:
     return []
 
   def cancel(self, work_id: WorkId) -> None:
-    work = self._decoding.get(work_id)
-    if work is None:
-      return
-    num_steps = work.steps_by(self._now_s)
-    if num_steps < work.num_steps:
-      work.num_steps = num_steps
-      heapq.heappush(self._ends, (work.step_end_s(num_steps), work_id))
+    if work_id in self._decoding:
+      self._cut_short(self._decoding[work_id])
+    work = self._works.get(work_id)
+    if isinstance(work, SimChunk):
+      if not self._pipeline(work.instance).has_begun(work):
+        self._end_early(work, 'cancelled', '')
+    elif isinstance(work, SimTransfer) and (work.num_moving or work.num_open):
+      self._end_early(work, 'cancelled', '')
 
   def wait(self, until_s: float | None) -> list[Completion]:
-    completions: list[Completion] = []
-    while self._ends:
-      end_s, work_id = self._ends[0]
-      if completions and end_s > self._now_s:
-        break
-      if until_s is not None and end_s > until_s:
-        break
-      heapq.heappop(self._ends)
-      completion = self._finish(work_id, end_s)
-      if completion is not None:
-        self._now_s = max(self._now_s, end_s)
-        completions.append(completion)
-    if not completions and until_s is not None:
-      self._now_s = max(self._now_s, until_s)
+    self._failed.clear()
+    while self._clock.step(self.now_s() if self._done else until_s):
+      pass
+    if not self._done and until_s is not None:
+      self._clock.now_s = max(self._clock.now_s, until_s)
+    completions, self._done = self._done, []
     return completions
 
   def wake(self) -> None:
     """Nothing to wake: wait never blocks."""
 
-  def _occupy(
-    self, resource: tuple[str, str], seconds: float
-  ) -> tuple[float, float]:
-    start_s = max(self._now_s, self._free_s[resource])
-    self._free_s[resource] = start_s + seconds
-    return start_s, start_s + seconds
+  # Works that follow each other.
 
-  def _end(self, completion: Completion) -> WorkId:
-    self._done[completion.work_id] = completion
-    heapq.heappush(self._ends, (completion.time_s, completion.work_id))
-    return completion.work_id
+  def _begin(self, work: SimWork, after: tuple[WorkId, ...]) -> bool:
+    """Notes what it follows; False if that has failed already."""
+    self._works[work.work_id] = work
+    lost = [a for a in after if a in self._failed]
+    if lost:
+      self._end_early(work, 'failed', self._why(lost[0]))
+      return False
+    work.after = tuple(self._works[a] for a in after if a in self._works)
+    work.num_open = len(work.after)
+    for ahead in work.after:
+      ahead.followers.append(work)
+    return True
 
-  def _finish(self, work_id: WorkId, end_s: float) -> Completion | None:
-    """The completion due; None for an end that a cancel made obsolete."""
-    work = self._decoding.get(work_id)
-    if work is not None:
-      del self._decoding[work_id]
-      return self._decoded(work_id, work)
-    completion = self._done.pop(work_id, None)
-    if completion is None or work_id not in self._ops:
-      return completion
-    return self._moved(completion, self._ops.pop(work_id))
+  def _settled(self, work: SimWork) -> None:
+    """It is known when (more) layers of a work will be done."""
+    for follower in work.followers:
+      if isinstance(follower, SimChunk):
+        self._pipeline(follower.instance).poke()
+      elif isinstance(follower, SimTransfer):
+        self._links.poke(follower)
 
-  def _decoded(self, work_id: WorkId, work: _Decoding) -> Completion:
-    segment = TokenSegment(work.first_s, work.interval_s, work.num_steps)
-    rows = tuple(
-      RowTokens(row.request_id, row.attempt, segment) for row in work.batch.rows
+  def _end(self, completion: Completion) -> None:
+    """A prefill or transfer ends; those that follow it may, or must."""
+    completion = self._spoil(completion)
+    work = self._works.pop(completion.work_id)
+    self._done.append(completion)
+    if completion.status != 'completed':
+      self._failed[work.work_id] = completion.status
+    for follower in work.followers:
+      if follower.work_id not in self._works:
+        continue
+      follower.num_open -= 1
+      if completion.status != 'completed':
+        self._end_early(follower, 'failed', self._why(work.work_id))
+      elif not follower.num_open and follower.is_over:
+        self._close(follower)
+
+  def _why(self, work_id: WorkId) -> str:
+    return f'it follows work {work_id}, which ended as {self._failed[work_id]}'
+
+  def _over(self, work: SimWork) -> None:
+    """All of it was computed or will have arrived at a known time."""
+    work.is_over = True
+    if not work.num_open:
+      self._close(work)
+
+  def _close(self, work: SimWork) -> None:
+    """It ends: now, or when the last of its bytes arrive."""
+    now_s = self.now_s()
+    if isinstance(work, SimTransfer):
+      deadline_s = max(now_s, work.deadline_s)
+      if work.after:
+        deadline_s = work.deadline_s + now_s - work.begun_s
+      late = work.stop_s > deadline_s
+      end_s = min(work.stop_s, deadline_s)
+      self._clock.at(end_s, self._moved, work, 'timeout' if late else '')
+    elif isinstance(work, SimChunk):
+      self._end(
+        Completion(
+          work.work_id,
+          'completed',
+          work.spans[0][0],
+          now_s,
+          spans=tuple(work.spans),
+        )
+      )
+
+  def _end_early(self, work: SimWork, status: Status, why: str) -> None:
+    """Ends a work before its time, and gives back what it would take."""
+    now_s = start_s = self.now_s()
+    op_status: tuple[Status, ...] = ()
+    if isinstance(work, SimChunk):
+      self._pipeline(work.instance).remove(work)
+      start_s = work.spans[0][0] if work.spans else now_s
+    elif isinstance(work, SimTransfer):
+      self._links.remove(work)
+      op_status = ('cancelled',) * len(work.ops)
+    self._end(
+      Completion(
+        work.work_id,
+        status,
+        min(start_s, now_s),
+        now_s,
+        why,
+        op_status=op_status,
+      )
     )
-    return Completion(
-      work_id,
-      'completed',
-      work.start_s,
-      work.step_end_s(work.num_steps),
-      rows=rows,
-    )
 
-  def _moved(
-    self, completion: Completion, ops: tuple[TransferOp, ...]
-  ) -> Completion:
-    """Each op's status; reads of bytes that are not there fail."""
+  def _moved(self, work: SimTransfer, late: Status | Literal['']) -> None:
+    """Bytes arrived, unless late; reads of what is not there fail."""
     status: tuple[Status, ...] = tuple(
-      self._move(op, completion.status) for op in ops
+      self._move(op, late or 'completed') for op in work.ops
     )
     bad: Status | None = next((s for s in status if s != 'completed'), None)
-    return Completion(
-      completion.work_id,
-      bad or 'completed',
-      completion.started_s,
-      completion.time_s,
-      '' if bad is None else f'an op is {bad!r}',
-      op_status=status,
+    self._end(
+      Completion(
+        work.work_id,
+        bad or 'completed',
+        min(work.start_s, self.now_s()),
+        self.now_s(),
+        '' if bad is None else f'an op is {bad!r}',
+        op_status=status,
+      )
     )
 
   def _move(self, op: TransferOp, status: Status) -> Status:
     layers = (1 << op.stop_layer) - (1 << op.start_layer)
     if status == 'completed' and isinstance(op.src, Replica):
-      if layers & ~self._layers[op.src]:
+      if layers & ~self._layers.get(op.src, 0):
         return 'failed'
     if status == 'completed' and isinstance(op.dst, Replica):
       self._layers[op.dst] |= layers
     return status
 
+  def _pipeline(self, instance: str) -> Pipeline:
+    if instance not in self._pipelines:
+      self._pipelines[instance] = Pipeline(
+        self._clock,
+        self._stage_layers,
+        self._boundary_s,
+        self._settled,
+        self._over,
+      )
+    return self._pipelines[instance]
 
-def _link(op: TransferOp) -> tuple[Link, str]:
-  """The link an op crosses and the instance whose end of it is busy."""
-  src, dst = _end(op.src), _end(op.dst)
-  match src.medium, dst.medium:
-    case 'device', 'device':
-      return 'handoff', src.owner
-    case _, 'ssd':
-      return 'ssd_write', dst.owner
-    case 'ssd', _:
-      return 'ssd_read', src.owner
-    case _, 'remote':
-      return 'remote_write', src.owner
-    case 'remote', _:
-      return 'remote_read', dst.owner
-    case 'device', _:
-      return 'offload', src.owner
-    case _ if src.owner != dst.owner:
-      return 'copy', src.owner
-  return 'onload', src.owner
+  # Decoding.
 
+  def _decoded(self, work: Decoding) -> None:
+    del self._decoding[work.work_id]
+    self._done.append(self._spoil(work.completion()))
 
-class _End(NamedTuple):
-  medium: Medium
-  owner: str
-
-
-def _end(place: DevicePages | Replica) -> _End:
-  if isinstance(place, DevicePages):
-    return _End('device', place.instance)
-  return _End(medium(place.segment), owner(place.segment))
+  def _cut_short(self, work: Decoding) -> None:
+    """Ends a decode work at the next step boundary."""
+    num_steps = work.steps_by(self.now_s())
+    if num_steps < work.num_steps:
+      work.num_steps = num_steps
+      assert work.due is not None
+      self._clock.drop(work.due)
+      work.due = self._clock.at(work.end_s, self._decoded, work)

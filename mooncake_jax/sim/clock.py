@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A virtual clock and what is due on it, in order of time, then of asking."""
+
+from collections.abc import Callable
+import heapq
+import itertools
+from typing import Any
+
+# [time_s, order, call, args]; `call` is None once dropped. A list, since it
+# is changed in place and compared by its first two.
+Due = list[Any]
+
+
+class Clock:
+  """Jumps from one due call to the next."""
+
+  def __init__(self):
+    self.now_s = 0.0
+    self._due: list[Due] = []
+    self._order = itertools.count()
+
+  def at(self, time_s: float, call: Callable[..., None], *args: Any) -> Due:
+    """Calls at `time_s`, or now if that is past; returns what `drop` takes."""
+    due = [max(time_s, self.now_s), next(self._order), call, args]
+    heapq.heappush(self._due, due)
+    return due
+
+  def drop(self, due: Due) -> None:
+    """Forgets a call: time does not even stop for it."""
+    due[2] = None
+
+  def step(self, until_s: float | None) -> bool:
+    """Makes the next call that is due by `until_s`; False if there is none."""
+    while self._due:
+      time_s, _, call, args = self._due[0]
+      if until_s is not None and time_s > until_s:
+        return False
+      heapq.heappop(self._due)
+      if call is not None:
+        self.now_s = max(self.now_s, time_s)
+        call(*args)
+        return True
+    return False

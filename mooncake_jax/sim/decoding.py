@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decode work on the virtual clock: its steps in closed form."""
+
+from dataclasses import dataclass
+import math
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import RowTokens
+from mooncake_jax.backend import WorkId
+from mooncake_jax.costs.model import CostModel
+from mooncake_jax.request import TokenSegment
+from mooncake_jax.sim.clock import Due
+
+
+@dataclass(eq=False)
+class Decoding:
+  """A decode work under way: step k of num_steps ends at step_end_s(k)."""
+
+  work_id: WorkId
+  batch: DecodeBatch
+  start_s: float
+  first_s: float
+  interval_s: float
+  num_steps: int
+  due: Due | None = None
+
+  @property
+  def end_s(self) -> float:
+    return self.step_end_s(self.num_steps)
+
+  def step_end_s(self, step: int) -> float:
+    return self.first_s + (step - 1) * self.interval_s
+
+  def steps_by(self, time_s: float) -> int:
+    """Steps until the first boundary at or after time_s; at least one."""
+    if not self.interval_s or time_s <= self.first_s:
+      return 1
+    # The small slack keeps a boundary hit exactly from rounding up.
+    late = (time_s - self.first_s) / self.interval_s - 1e-9
+    return min(1 + math.ceil(late), self.num_steps)
+
+  def completion(self) -> Completion:
+    """What it emitted by its end."""
+    segment = TokenSegment(self.first_s, self.interval_s, self.num_steps)
+    rows = tuple(
+      RowTokens(row.request_id, row.attempt, segment) for row in self.batch.rows
+    )
+    return Completion(
+      self.work_id, 'completed', self.start_s, self.end_s, rows=rows
+    )
+
+
+def decoding(
+  work_id: WorkId,
+  costs: CostModel,
+  batch: DecodeBatch,
+  max_steps: int,
+  now_s: float,
+) -> Decoding:
+  """Steps of `batch` from now until a row ends or `max_steps`."""
+  num_rows = len(batch.rows)
+  num_steps = min(max_steps, min(row.remaining for row in batch.rows))
+  context = sum(row.position + 1 for row in batch.rows)
+  first_step_s = costs.decode_step_s(num_rows, context)
+  last_step_s = costs.decode_step_s(
+    num_rows, context + (num_steps - 1) * num_rows
+  )
+  total_s = num_steps * (first_step_s + last_step_s) / 2
+  interval_s = (
+    (total_s - first_step_s) / (num_steps - 1) if num_steps > 1 else 0.0
+  )
+  return Decoding(
+    work_id, batch, now_s, now_s + first_step_s, interval_s, num_steps
+  )
