@@ -21,7 +21,7 @@ class EventOrder:
 
   Attributes:
     seq: of the last event that was let through.
-    num_lost: events given up.
+    num_lost: events given up since the last inventory.
   """
 
   __slots__ = ('_max_waiting', '_waiting', 'num_lost', 'seq')
@@ -56,7 +56,7 @@ class EventOrder:
     """An inventory holds all up to its number; an older one is worth less."""
     if seq < self.seq:
       return ()
-    self.seq = seq
+    self.seq, self.num_lost = seq, 0
     self._waiting = {n: e for n, e in self._waiting.items() if n > seq}
     return (event, *self._follow())
 

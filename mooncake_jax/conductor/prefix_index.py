@@ -215,6 +215,11 @@ class PrefixIndex:
     """Blocks it remembers, those that are only expected included."""
     return len(self._blocks)
 
+  @property
+  def num_sets(self) -> int:
+    """Distinct sets of holders."""
+    return len(self._sets)
+
   def _apply(self, event: StoreEvent) -> None:
     match event:
       case BlocksStored():
