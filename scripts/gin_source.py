@@ -180,6 +180,21 @@ def read(path: str | Path, source: Source, stack: tuple[Path, ...] = ()):
   read_text(found.read_text(), str(path), source, (*stack, found))
 
 
+def binds(path: str | Path, target: Any) -> bool:
+  """Whether a file, or one that it includes, binds a parameter of `target`."""
+  source = Source()
+  read(path, source)
+  for binding in source.bindings:
+    try:
+      if binding.parameter and (
+        resolve(binding.selector, binding.symbols) is target
+      ):
+        return True
+    except LookupError:
+      pass  # whoever loads the file says what is wrong with the name
+  return False
+
+
 def read_text(
   text: str, name: str, source: Source, stack: tuple[Path, ...] = ()
 ) -> None:

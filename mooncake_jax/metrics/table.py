@@ -2,6 +2,7 @@
 """A summary as plain text, under the names of `summary.json`."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from mooncake_jax.metrics.summary import Summary
 
@@ -29,13 +30,19 @@ def comparison(summaries: Mapping[str, Summary]) -> str:
 
 
 def _lines(summary: Summary) -> list[tuple[str, str]]:
-  lines = []
-  for name, value in summary.to_dict().items():
-    if isinstance(value, dict):
-      lines += [(f'{name}.{k}', number(v)) for k, v in value.items()]
+  figures = flat(summary.to_dict())
+  return [(name, number(value)) for name, value in figures.items()]
+
+
+def flat(figures: Mapping[str, Any]) -> dict[str, float | None]:
+  """{'ttft_s': {'mean': 1.5}} -> {'ttft_s.mean': 1.5}."""
+  found: dict[str, float | None] = {}
+  for name, value in figures.items():
+    if isinstance(value, Mapping):
+      found |= {f'{name}.{k}': v for k, v in value.items()}
     else:
-      lines.append((name, number(value)))
-  return lines
+      found[name] = value
+  return found
 
 
 def number(value: float | None) -> str:

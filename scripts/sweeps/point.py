@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One point of a sweep: runs in a process of its own, leaves what it gave.
+
+`point.json` is written last and at once, so that it is there only of a run
+that ended: {"status": "done", "figures": {...}} or {"status": "failed",
+"reason": ...}. Beside it lie the run's results folder and `log.txt`.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+from pathlib import Path
+import sys
+from typing import Any
+
+from mooncake_jax.metrics.table import flat
+from scripts.config import load
+from scripts.experiment import Experiment
+from scripts.running import run
+
+RESULT = 'point.json'
+LOG = 'log.txt'
+
+
+def run_point(config: str, bindings: Sequence[str], folder: Path) -> None:
+  """Runs one experiment; what it prints goes to its log."""
+  folder.mkdir(parents=True, exist_ok=True)
+  with (folder / LOG).open('w') as log:
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    try:
+      experiment, operative = load(config, bindings, Experiment)
+      outcomes = run(experiment, operative, folder)
+    except (ValueError, OSError, RuntimeError) as error:
+      write(folder, {'status': 'failed', 'reason': str(error)})
+      raise
+    finally:
+      sys.stdout.flush()
+  outcome = next(iter(outcomes.values()))
+  write(folder, {'status': 'done', 'figures': flat(outcome.summary.to_dict())})
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+  """What the point left; None where it did not end."""
+  path = folder / RESULT
+  return json.loads(path.read_text()) if path.exists() else None
+
+
+def write(folder: Path, result: dict[str, Any]) -> None:
+  """Leaves a result, whole or not at all."""
+  folder.mkdir(parents=True, exist_ok=True)
+  part = folder / f'{RESULT}.part'
+  part.write_text(json.dumps(result, indent=2) + '\n')
+  part.replace(folder / RESULT)
+
+
+def reason(folder: Path, exit_code: int | None) -> str:
+  """Why a process left no result: how it ended, and its last line."""
+  how = f'exit status {exit_code}'
+  if exit_code is not None and exit_code < 0:
+    how = f'killed by signal {-exit_code}'
+  path = folder / LOG
+  lines = path.read_text().split('\n') if path.exists() else []
+  last = next((line for line in reversed(lines) if line.strip()), '')
+  return f'{how}: {last.strip()}' if last else how

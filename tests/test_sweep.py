@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps: what is run, what is kept, what is told."""
+
+import csv
+from functools import partial
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from scripts import sweep as sweep_script
+from scripts.config import ConfigError
+from scripts.sweeps import processes
+from scripts.sweeps import slurm
+from scripts.sweeps.grid import parse_axis
+from scripts.sweeps.grid import points
+from scripts.sweeps.grid import Sweep
+from scripts.sweeps.sweep import run_sweep
+
+SIM = 'configs/run/sim_conversation.gin'
+FEW = 'generate.conversation.num_requests=20'
+CHUNKS = 'ClusterSpec.chunk_tokens'
+SCALE = 'TraceScale.length_scale'
+
+
+def small(**over) -> Sweep:
+  names = {'chunks': CHUNKS, 'scale': SCALE}
+  return Sweep(SIM, {names[k]: v for k, v in over.items()}, (FEW,))
+
+
+def local(timeout_s=60.0):
+  return partial(processes.run_points, workers=2, timeout_s=timeout_s)
+
+
+def test_a_grid_is_every_combination_and_equal_configs_are_one():
+  made = points(small(chunks=[1024, 2048], scale=[1.0, 0.5]))
+  assert [tuple(point.values.values()) for point in made] == [
+    (1024, 1.0),
+    (1024, 0.5),
+    (2048, 1.0),
+    (2048, 0.5),
+  ]
+  assert len({point.name for point in made}) == 4
+  same = points(small(chunks=[8192, 8192]))
+  assert len({point.name for point in same}) == 1
+
+
+@pytest.mark.parametrize(
+  'text', ['X.y', 'X.y=3', 'X.y=[]', 'X.y=[1,', 'X.y=[a]']
+)
+def test_an_axis_that_is_none_is_named(text):
+  with pytest.raises(ConfigError, match='--over '):
+    parse_axis(text)
+
+
+def test_a_wrong_name_ends_the_sweep_before_it_begins(tmp_path, capsys):
+  over = ['--over', 'ClusterSpec.chunk_token=[1, 2]', '--out', str(tmp_path)]
+  with pytest.raises(SystemExit) as ended:
+    sweep_script.main([SIM, *over])
+  assert ended.value.code == 2 and not (tmp_path / 'table.csv').exists()
+  assert "nearest: 'chunk_tokens'" in capsys.readouterr().err
+
+
+def test_a_sweep_leaves_one_table_one_plot_and_a_folder_a_run(tmp_path, capsys):
+  over = ['--over', f'{CHUNKS}=[1024, 8192]', '--show', 'ttft_s.p50']
+  command = [SIM, '--bind', FEW, *over, '--out', str(tmp_path)]
+  assert sweep_script.main(command) == 0
+  with (tmp_path / 'table.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  assert [row[CHUNKS] for row in rows] == ['1024', '8192']
+  for row in rows:
+    summary = json.loads(
+      (tmp_path / row['folder'] / 'summary.json').read_text()
+    )
+    assert summary['ttft_s']['p50'] == float(row['ttft_s.p50'])
+    assert row['failed'] == ''
+  drawn = ElementTree.parse(tmp_path / 'plot.svg')
+  assert drawn.getroot().tag.endswith('svg')
+  assert 'ttft_s.p50' in capsys.readouterr().out
+
+
+def times_of(out: Path) -> dict[str, int]:
+  return {
+    path.parent.name: path.stat().st_mtime_ns
+    for path in out.glob('*/point.json')
+  }
+
+
+def test_what_is_done_is_not_run_again_and_the_rest_is(tmp_path):
+  run_sweep(small(chunks=[1024]), tmp_path, local())
+  before = times_of(tmp_path)
+  rows = run_sweep(small(chunks=[1024, 2048]), tmp_path, local())
+  after = times_of(tmp_path)
+  assert before.items() < after.items() and len(after) == 2
+  assert all(row.figures for row in rows)
+  run_sweep(small(chunks=[1024]), tmp_path, local(), again=True)
+  assert times_of(tmp_path) != after
+
+
+def test_a_run_killed_in_the_middle_is_run_again(tmp_path):
+  (row,) = run_sweep(small(chunks=[1024]), tmp_path, local())
+  whole = row.figures
+  (tmp_path / row.point.name / 'point.json').unlink()
+  (again,) = run_sweep(small(chunks=[1024]), tmp_path, local())
+  assert again.figures == whole
+
+
+def test_failures_keep_their_reason_and_the_others_go_on(tmp_path):
+  # 0.3 of a block is no whole token: known once the run begins. -1 is known
+  # before.
+  rows = run_sweep(small(scale=[0.3, 0.5, -1.0]), tmp_path, local())
+  reasons = [row.reason for row in rows]
+  assert 'length_scale=0.3 makes 153.6' in reasons[0]
+  assert reasons[1] == '' and rows[1].figures['completed'] == 20
+  assert 'TraceScale.length_scale=-1.0 must be' in reasons[2]
+  found = json.loads((tmp_path / rows[0].point.name / 'point.json').read_text())
+  assert found['status'] == 'failed'
+
+
+def test_a_run_that_takes_too_long_is_ended(tmp_path):
+  (row,) = run_sweep(small(chunks=[1024]), tmp_path, local(timeout_s=0.01))
+  assert row.reason == 'took longer than 0.01 s'
+
+
+def test_jobs_of_submitit_give_what_processes_give(tmp_path):
+  pytest.importorskip('submitit')
+  there = partial(
+    slurm.run_points, workers=2, options={'timeout_min': 2}, cluster='local'
+  )
+  wanted = small(scale=[0.3, 0.5])
+  far = run_sweep(wanted, tmp_path / 'far', there)
+  near = run_sweep(wanted, tmp_path / 'near', local())
+  assert [row.figures for row in far] == [row.figures for row in near]
+  assert [row.reason for row in far] == [row.reason for row in near]
+
+
+def test_options_of_slurm_are_read_and_wrong_ones_named(tmp_path):
+  assert slurm.parse_options(['timeout_min=60', 'slurm_partition=gpu']) == {
+    'timeout_min': 60,
+    'slurm_partition': 'gpu',
+  }
+  with pytest.raises(ConfigError, match='must read KEY=VALUE'):
+    slurm.parse_options(['gpu'])
+  wrong = partial(
+    slurm.run_points, workers=1, options={'gpu': 1}, cluster='local'
+  )
+  with pytest.raises(ConfigError, match='--slurm: .*gpu'):
+    run_sweep(small(chunks=[1024]), tmp_path, wrong)
+
+
+def test_a_sweep_file_holds_axes_that_the_command_line_adds_to(tmp_path):
+  file = tmp_path / 'sweep.gin'
+  file.write_text(
+    'from __gin__ import dynamic_registration\n'
+    'import scripts.sweeps.grid as grid\n'
+    f"grid.Sweep.run = '{SIM}'\n"
+    f"grid.Sweep.over = {{'{CHUNKS}': [1, 2]}}\n"
+    f"grid.Sweep.bind = ('{FEW}',)\n"
+  )
+  over = [f'{CHUNKS}=[4]', f'{SCALE}=[1.0]']
+  read = sweep_script.read_sweep(str(file), over, ['X.y=1'], ['hit_rate'])
+  assert read.over == {CHUNKS: [4], SCALE: [1.0]}
+  assert read.bind == (FEW, 'X.y=1') and read.show[0] == 'hit_rate'
+  with pytest.raises(ConfigError, match='nothing to sweep'):
+    sweep_script.read_sweep(SIM, [], [], [])
