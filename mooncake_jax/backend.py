@@ -139,6 +139,7 @@ class Completion:
     rows: what a decode work emitted since its last completion.
     op_status: of a transfer, one status an op in the order submitted.
     spans: of a chunk, [start_s, stop_s) on each stage in order.
+    present: of a probe, how many of the leading blocks are there.
   """
 
   work_id: WorkId
@@ -150,6 +151,7 @@ class Completion:
   rows: tuple[RowTokens, ...] = ()
   op_status: tuple[Status, ...] = ()
   spans: tuple[tuple[float, float], ...] = ()
+  present: int = 0
   done: bool = True
 
 
@@ -212,12 +214,22 @@ class Backend(Protocol):
     """
     ...
 
+  def probe(
+    self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
+  ) -> WorkId:
+    """Asks a store that no instance owns which leading blocks it has.
+
+    They may be anybody's, and may go at any time; the store keeps them a
+    little for whoever asked. Past `deadline_s`: 'timeout'.
+    """
+    ...
+
   def cancel(self, work_id: WorkId) -> None:
     """Ends the work as soon as it can; its completion still comes.
 
     A decode work ends at the next step boundary as 'completed' with what it
-    emitted. A prefill or transfer already running may still complete. An
-    unknown or ended work is ignored.
+    emitted. A prefill or transfer already running may still complete, a
+    probe always does. An unknown or ended work is ignored.
     """
     ...
 

@@ -18,8 +18,8 @@ from mooncake_jax.instance.make import make_decode
 from mooncake_jax.instance.make import make_prefill
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import RunKey
-from mooncake_jax.instance.storing import copying
-from mooncake_jax.instance.storing import dropped
+from mooncake_jax.instance.telling import copying
+from mooncake_jax.instance.telling import dropped
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement

@@ -41,6 +41,11 @@ class ClusterSpec:
       store: 'file:///scratch/kv' gets a folder an instance. Blocks that an
       earlier run left there are hit again.
     promote_hits: a block on the SSD goes back to host memory at this hit.
+    mooncake_bytes: blocks of a Mooncake Store, which other processes share,
+      that the cluster keeps in mind; 0: it uses none.
+    mooncake_put_uses: a block is put there at its n-th use; 1 at once.
+    probe_timeout_s: how long a request waits for the store to say what it
+      has of its prompt; then it goes on without.
     eviction: which block goes first: one of `store.eviction.POLICIES`.
     high_watermark: share of a segment above which puts evict.
     kv_dtype_bytes: bytes of one KVCache element.
@@ -70,6 +75,9 @@ class ClusterSpec:
   ssd_bytes: int = 0
   ssd_url: str | None = None
   promote_hits: int = 2
+  mooncake_bytes: int = 0
+  mooncake_put_uses: int = 1
+  probe_timeout_s: float = 0.1
   eviction: str = 'lru'
   high_watermark: float = 0.95
   kv_dtype_bytes: int = 4
@@ -94,17 +102,28 @@ class ClusterSpec:
       'max_decode_steps',
       'kv_dtype_bytes',
       'promote_hits',
+      'mooncake_put_uses',
     ):
       if getattr(self, name) < 1:
         raise ValueError(
           f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 1'
         )
-    for name in ('lease_s', 'transfer_timeout_s', 'request_timeout_s'):
+    for name in (
+      'lease_s',
+      'transfer_timeout_s',
+      'request_timeout_s',
+      'probe_timeout_s',
+    ):
       if not getattr(self, name) > 0:
         raise ValueError(
           f'ClusterSpec.{name}={getattr(self, name)!r} must be > 0 seconds'
         )
-    for name in ('host_bytes', 'ssd_bytes', 'device_cache_tokens'):
+    for name in (
+      'host_bytes',
+      'ssd_bytes',
+      'mooncake_bytes',
+      'device_cache_tokens',
+    ):
       if getattr(self, name) < 0:
         raise ValueError(
           f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 0'

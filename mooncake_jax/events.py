@@ -66,7 +66,8 @@ class PrefixFetched(RequestEvent):
   """The reused prefix lies in the instance's device pages.
 
   `started_s` is when the request left the queue; the token counts say which
-  tier each part came from and are 0 where nothing was reused.
+  tier each part came from and are 0 where nothing was reused; `remote` is
+  another instance's memory, `store` the Mooncake Store.
   """
 
   started_s: float = 0.0
@@ -74,6 +75,7 @@ class PrefixFetched(RequestEvent):
   local_tokens: int = 0
   ssd_tokens: int = 0
   remote_tokens: int = 0
+  store_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,8 @@ class RequestRecord:
     prompt_tokens: length of the prompt.
     reused_tokens: prompt tokens not computed, by the tier that held them
       ('local_device', 'local_host', 'local_ssd',
-      'remote_host': another instance's, on whatever medium).
+      'remote_host': another instance's, on whatever medium;
+      'remote_store': a Mooncake Store's).
     prefill_s: seconds its chunks ran.
     output_tokens: token ids in order (empty in a simulation from lengths).
     segments: when each output token came.

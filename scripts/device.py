@@ -10,12 +10,15 @@ from urllib.parse import urlparse
 
 import jax
 
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.spec import Role
 from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.transfer.entry import BlockFormat
+from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
 
@@ -43,6 +46,8 @@ def device_backend(
   model = experiment.model
   if model.path is not None and model.find() is None:
     print(f'{model.path}: not there, random weights instead', file=sys.stderr)
+  dtype = KV_DTYPES[spec.kv_dtype_bytes]
+  stores = _stores(experiment, config, dtype)
   # CPU devices share one tree; elsewhere each instance reads its own slices.
   on_cpu = jax.default_backend() == 'cpu'
   with DeviceBackend(
@@ -50,11 +55,33 @@ def device_backend(
     spec.layout(config),
     instances,
     model.load_params() if on_cpu else model.load_params,
-    kv_dtype=KV_DTYPES[spec.kv_dtype_bytes],
+    kv_dtype=dtype,
+    stores=stores,
   ) as backend:
     seconds = warmup(backend)
     print(f'loaded and compiled in {seconds:.0f} s', file=sys.stderr)
     yield backend
+
+
+def _stores(
+  experiment: Experiment, config: ModelConfig, dtype: str
+) -> list[MooncakeSegment]:
+  """Joins the Mooncake Store, if the cluster uses one.
+
+  Raises:
+    ImportError, MooncakeError: it can't be joined.
+  """
+  spec = experiment.cluster
+  if experiment.store is None:
+    return []
+  block = BlockFormat(
+    config.num_layers,
+    spec.block_size_tokens,
+    config.num_kv_heads,
+    config.head_dim,
+    jax.numpy.dtype(dtype),
+  )
+  return [MooncakeSegment(REMOTE, experiment.store, block, spec.mooncake_bytes)]
 
 
 def start_jax(num_devices: int) -> None:

@@ -8,6 +8,7 @@ from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.conductor import ConductorSpec
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.slo import SLO
+from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from scripts.models import Model
 from scripts.workloads import Workload
 
@@ -25,6 +26,8 @@ class Experiment:
     costs: what the Conductor believes work takes.
     workload: the requests.
     backend: 'device' serves on JAX devices, 'virtual' simulates.
+    store: the Mooncake Store that a cluster with `mooncake_bytes` shares with
+      others, on devices; a simulation has its own.
     truth: what work really takes in a simulation; None is `costs`, an oracle.
     compare_reuse: serve the same requests once more with reuse off.
     show_answers: print so many of the outputs.
@@ -39,6 +42,7 @@ class Experiment:
   workload: Workload
   backend: Literal['device', 'virtual'] = 'virtual'
   truth: CostModel | None = None
+  store: MooncakeConfig | None = None
   compare_reuse: bool = False
   show_answers: int = 0
 
@@ -47,4 +51,11 @@ class Experiment:
       raise ValueError(
         f'Experiment.truth={self.truth} needs Experiment.backend="virtual": '
         'devices take what they take'
+      )
+    needs_store = self.backend == 'device' and self.cluster.mooncake_bytes > 0
+    if needs_store != (self.store is not None):
+      raise ValueError(
+        f'Experiment.store={self.store} and ClusterSpec.mooncake_bytes='
+        f'{self.cluster.mooncake_bytes}: on devices one needs the other, a '
+        'simulation takes no store'
       )

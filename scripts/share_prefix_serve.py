@@ -30,7 +30,7 @@ from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Sampling
 from mooncake_jax.transfer.entry import BlockFormat
-from mooncake_jax.transfer.mooncake_client import MooncakeConfig
+from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from mooncake_jax.transfer.mooncake_errors import MooncakeError
 from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from scripts.device import start_jax

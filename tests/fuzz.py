@@ -18,6 +18,7 @@ from lifecycle import MODEL
 from mooncake_jax.blocks.keys import prefix_keys
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster_spec import ClusterSpec
@@ -26,16 +27,20 @@ from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.conductor import ConductorSpec
 from mooncake_jax.conductor.prefix_index import PrefixIndex
 from mooncake_jax.conductor.select_prefill import POLICIES
+from mooncake_jax.costs.model import LINKS
+from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
+from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Request
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import replay
 from mooncake_jax.serve import serve
+from mooncake_jax.sim.remote_store import RemoteStore
 from mooncake_jax.sim.virtual import VirtualBackend
 from mooncake_jax.slo import SLO
 from mooncake_jax.store import eviction
@@ -47,14 +52,13 @@ ENDS = (Finished, Failed, Cancelled, RejectedLate)
 class Flaky(VirtualBackend):
   """Links of random latencies; spoils a share of all works."""
 
-  def __init__(self, share: float, seed: int):
+  def __init__(self, share: float, seed: int, store: RemoteStore):
     rng = random.Random(seed)
     latencies = {
-      f'{link}_latency_s': 10 ** rng.uniform(-5, -1.3)
-      for link in ('onload offload copy handoff ssd_read ssd_write'.split())
+      f'{link}_latency_s': 10 ** rng.uniform(-5, -1.3) for link in LINKS
     }
     costs = replace(COSTS, **latencies)
-    super().__init__(costs, LAYERS, spoil=self._break)
+    super().__init__(costs, LAYERS, store=store, spoil=self._break)
     self._share, self._rng = share, rng
 
   def transfer(self, ops, priority, deadline_s, after=()):
@@ -105,6 +109,9 @@ def random_spec(rng: random.Random) -> ClusterSpec:
     lease_s=rng.choice((1e-4, 0.01, 0.1, 10.0)),
     transfer_timeout_s=rng.choice((1e-4, 0.01, 30.0)),
     request_timeout_s=rng.choice((0.02, 0.1, 100.0)),
+    mooncake_bytes=rng.choice((0, 0, 2, 9, 80)) * block_bytes,
+    mooncake_put_uses=rng.choice((1, 2)),
+    probe_timeout_s=rng.choice((1e-4, 0.01, 1.0)),
   )
 
 
@@ -152,7 +159,8 @@ class Trial:
       balancing_threshold=rng.choice((1.0, 2.0)),
     )
     self.conductor = self.make_conductor()
-    self.backend = Flaky(rng.choice((0, 0, 0.02, 0.2)), seed)
+    self.store = self.others_store()
+    self.backend = Flaky(rng.choice((0, 0, 0.02, 0.2)), seed, self.store)
     recheck = self.conductor.keeps_tbt if self.rules.late_check else None
     self.cluster = Cluster(self.spec, MODEL, self.backend, recheck)
     self.loss = rng.choice((0, 0, 0.01, 0.05))
@@ -161,6 +169,17 @@ class Trial:
 
   def make_conductor(self) -> Conductor:
     return Conductor(self.rules, self.spec, MODEL, COSTS, self.slo)
+
+  def others_store(self) -> RemoteStore:
+    """Has heads of some prompts, and loses blocks without a word."""
+    self.gone: set[BlockKey] = set()
+    self.silent_loss = self.rng.choice((0, 0.05))
+    heads = [
+      r.block_keys[: self.rng.randrange(9)]
+      for r in self.requests
+      if self.rng.random() < 0.3
+    ]
+    return RemoteStore(key for head in heads for key in head)
 
   def run(self) -> None:
     records, journal = serve(
@@ -181,12 +200,21 @@ class Trial:
     if isinstance(event, RequestEvent):
       assert not self.ended[event.request_id], event
       self.ended[event.request_id] += isinstance(event, ENDS)
+    if isinstance(event, BlocksStored) and event.tier == 'remote':
+      there = {key for key in event.keys if self.store.has(key)}
+      assert there | self.gone >= {*event.keys}
+    if self.rng.random() < self.silent_loss:
+      keys = self.rng.choice(self.requests).block_keys
+      self.gone.update(keys)
+      self.store.evict(keys)
     if self.rng.random() < self.cancels:
       self.cluster.cancel(f'r{self.rng.randrange(NUM_REQUESTS)}')
     if self.rng.random() < self.loss:
       name = self.rng.choice(self.spec.prefill_names)
-      on_ssd = self.spec.ssd_bytes and self.rng.random() < 0.5
-      self.cluster.lose_segment(ssd_segment(name) if on_ssd else name)
+      segments = [name]
+      segments += [ssd_segment(name)] if self.spec.ssd_bytes else []
+      segments += [REMOTE] if self.spec.mooncake_bytes else []
+      self.cluster.lose_segment(self.rng.choice(segments))
     self.cluster.check()
 
   def check_beliefs(self) -> None:

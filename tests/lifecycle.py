@@ -88,10 +88,14 @@ def make_conductor(spec=SPEC, slo=LOOSE, **kwargs) -> Conductor:
   return Conductor(ConductorSpec(**kwargs), spec, MODEL, COSTS, slo)
 
 
-def make_device(spec=SPEC) -> Cluster:
+def make_device(spec=SPEC, stores=()) -> Cluster:
   """A cluster on simulated devices; close its backend."""
   backend = DeviceBackend(
-    MODEL, spec.layout(MODEL), instance_specs(spec, MODEL), tiny_params()
+    MODEL,
+    spec.layout(MODEL),
+    instance_specs(spec, MODEL),
+    tiny_params(),
+    stores=stores,
   )
   cluster = Cluster(spec, MODEL, backend)
   warmup(backend)

@@ -64,6 +64,11 @@ class Model:
   def leased(self, key: bytes) -> bool:
     return self.leases.get(key, -1.0) >= self.now
 
+  def kept(self, key: bytes) -> set[Replica]:
+    """Those of a medium that lets nothing go by itself."""
+    places = self.places
+    return {r for r in self.readable(key) if places[r.segment][1] != 'remote'}
+
   def being_written(self, key: bytes) -> bool:
     return any(self.live[r].open for r in self.of(key))
 
@@ -76,7 +81,7 @@ class Model:
       and not self.leased(key)
       and not self.being_written(key)
       and self.pins.get(key, -1.0) != float('inf')
-      and (lower is None or held.condemned or len(self.readable(key)) > 1)
+      and (lower is None or held.condemned or len(self.kept(key)) > 1)
     )
 
   def soft(self, key: bytes) -> bool:
@@ -125,7 +130,9 @@ class Model:
       return medium, 0 if replica.segment == own else 1 if near else 2
 
     ranks = {rank(r) for r in self.readable(key)}
-    return {min((r for r in ranks if far or r[1] < 2), default=(9, 9))}
+    remote = MEDIA.index('remote')
+    allowed = (r for r in ranks if far or r[1] < 2 or r[0] == remote)
+    return {min(allowed, default=(9, 9))}
 
   def at(self, place: str) -> list[Replica]:
     live = self.live.items()

@@ -14,7 +14,7 @@ import numpy as np
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.transfer.entry import BlockFormat
-from mooncake_jax.transfer.mooncake_client import MooncakeConfig
+from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from mooncake_jax.transfer.mooncake_errors import MooncakeError
 from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from mooncake_jax.transfer.segment import Part

@@ -186,7 +186,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       )
       distance = 0 if replica.segment == own else 1 if near else 2
       assert {(medium, distance)} == model.best(key, own, left > 0)
-      left -= not any(
+      left -= replica in model.kept(key) and not any(
         r.segment.split('/')[0] == own for r in model.readable(key)
       )
       model.leases[key] = model.now + LEASE_S

@@ -26,6 +26,11 @@ def owner(segment: str) -> str:
   return segment.partition('/')[0]
 
 
+def is_near(segment: str, instance: str) -> bool:
+  """Whether an instance may read there unasked: its own, and the store's."""
+  return owner(segment) in (instance, REMOTE)
+
+
 def medium(segment: str) -> Medium:
   if segment == REMOTE:
     return 'remote'

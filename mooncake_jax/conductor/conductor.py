@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 import random
 
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.load import DecodeLoad
 from mooncake_jax.conductor.load import PrefillLoad
@@ -192,6 +193,7 @@ class Conductor:
       self._chunk_tokens,
       self.spec.balancing_threshold,
       self._rng,
+      matches.get(REMOTE, Match()).stored,
     )
 
   def _select_decode(self, request: Request) -> tuple[str, float]:

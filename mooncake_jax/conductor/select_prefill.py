@@ -41,6 +41,8 @@ class Question:
 
   Attributes:
     num_tokens: of the prompt.
+    store_blocks: of the prompt, those that a store of no instance has; any
+      instance may read them there.
     balancing_threshold: `kvcache_balancing_threshold`: how much longer the
       best prefix must be than the local one to be worth a fetch; >= 1.
   """
@@ -53,16 +55,19 @@ class Question:
   chunk_tokens: int
   balancing_threshold: float
   rng: random_lib.Random
+  store_blocks: int = 0
 
   def price(self, at: Candidate, fetch: Candidate | None = None) -> 'Choice':
     """Costs of prefilling at `at`, with the rest of the prefix fetched."""
     local = at.prefix_blocks
     extra = max(fetch.stored_blocks - local, 0) if fetch else 0
-    prefix = (local + extra) * self.block_size_tokens
+    stored = max(self.store_blocks - local - extra, 0)
+    prefix = (local + extra + stored) * self.block_size_tokens
     transfer_s = (
       self._transfer_s(local - at.ssd_blocks - at.device_blocks, 'onload')
       + self._transfer_s(at.ssd_blocks, 'ssd_read')
       + self._transfer_s(extra, 'copy')
+      + self._transfer_s(stored, 'remote_read')
     )
     return Choice(
       at.instance,

@@ -49,9 +49,11 @@ from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.engine import BatchId
 from mooncake_jax.transfer.engine import TransferEngine
-from mooncake_jax.transfer.far import FarSegment
 from mooncake_jax.transfer.far import FarTier
+from mooncake_jax.transfer.far import SharedSegment
 from mooncake_jax.transfer.op_run import OpRun
+from mooncake_jax.transfer.prober import Prober
+from mooncake_jax.transfer.prober import Question
 
 # Pages are copied so many at once, singly, or a block at a time.
 LARGEST_COPY_PAGES = 8
@@ -69,7 +71,7 @@ class DeviceBackend:
     *,
     kv_dtype: jax.typing.DTypeLike = 'float32',
     clock: Callable[[], float] = time.perf_counter,
-    stores: Sequence[FarSegment] = (),
+    stores: Sequence[SharedSegment] = (),
     prefill_program: Callable[..., Any] = prefill_chunk,
   ):
     """Places parameters and pools on the devices and starts the threads.
@@ -96,6 +98,7 @@ class DeviceBackend:
     self.instances: dict[str, Instance] = {}
     self.tiers: dict[str, FarTier] = {}
     self._stores: list[FarTier] = []
+    self._probers: dict[str, Prober] = {}
     weights = Weights(params, config)
     try:
       for spec, devices in zip(instances, assign_devices(instances)):
@@ -120,6 +123,10 @@ class DeviceBackend:
       FarTier(store, self._inbox.crash, LEAST_STAGING_BYTES) for store in stores
     ]
     self.tiers.update({tier.segment.name: tier for tier in self._stores})
+    self._probers = {
+      store.name: Prober(store, self.now_s, self._inbox.crash)
+      for store in stores
+    }
     self._routes = Routes(
       self.instances, self.tiers, self.copy_sizes, layout.token_layer_bytes
     )
@@ -215,6 +222,19 @@ class DeviceBackend:
       return []
     return self._at(owner(segment)).adopt()
 
+  def probe(
+    self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
+  ) -> WorkId:
+    """See `Backend`; ValueError if there is no such store."""
+    if segment not in self._probers:
+      raise ValueError(f'no store {segment!r} among {list(self._probers)}')
+    work_id = self._open()
+    self._cancel[work_id] = lambda: None
+    self._probers[segment].ask(
+      Question(work_id, keys, deadline_s, self._inbox.post)
+    )
+    return work_id
+
   def cancel(self, work_id: WorkId) -> None:
     """See `Backend`."""
     if work_id in self._cancel:
@@ -242,6 +262,8 @@ class DeviceBackend:
 
   def close(self) -> None:
     """Ends all threads; works under way are dropped."""
+    for prober in self._probers.values():
+      prober.close()
     for store in self._stores:
       store.close()
     for instance in self.instances.values():

@@ -74,7 +74,7 @@ class Flow:
     assert run.key not in self.runs, run.key
     self.runs[run.key] = run
     name = run.placement.prefill
-    self._prefill[name].enqueue(run, self._backend.now_s())
+    self.apply(self._prefill[name].enqueue(run, self._backend.now_s()))
     self._start_next(name)
 
   def cancel(self, run: Run) -> None:
@@ -106,6 +106,7 @@ class Flow:
     """Moves on what waited for a work that ended or made progress."""
     work = self._works.completed(completion)
     handler = {
+      'probe': self._on_probe,
       'fetch': self._on_fetch,
       'chunk': self._on_chunk,
       'put': self._on_put,
@@ -116,6 +117,12 @@ class Flow:
     handler(work, completion)
     if work.run is not None:
       self._release(work.run)
+
+  def _on_probe(self, work: Work, completion: Completion) -> None:
+    self.apply(
+      self._prefill[work.instance].on_probe(work, completion, completion.time_s)
+    )
+    self._start_next(work.instance)
 
   def _on_fetch(self, work: Work, completion: Completion) -> None:
     self.apply(

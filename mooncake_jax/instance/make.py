@@ -7,6 +7,7 @@ from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.decode import Recheck
 from mooncake_jax.instance.device_cache import DeviceCache
 from mooncake_jax.instance.prefill import PrefillInstance
+from mooncake_jax.instance.sharing import Sharing
 from mooncake_jax.instance.storing import InstanceStore
 from mooncake_jax.store.client import StoreClient
 
@@ -22,7 +23,12 @@ def make_prefill(
     cache = None
     if spec.device_cache_tokens:
       cache = DeviceCache(name, client.master, layout, instance.pool)
-    instance.store = InstanceStore(name, client, spec.promote_hits, cache)
+    sharing = None
+    if spec.mooncake_bytes:
+      sharing = Sharing(name, client, spec.mooncake_put_uses)
+    instance.store = InstanceStore(
+      name, client, spec.promote_hits, cache, sharing
+    )
   return instance
 
 

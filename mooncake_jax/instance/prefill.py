@@ -25,6 +25,7 @@ from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.pool import PagePool
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.instance.device_cache import DeviceCache
 from mooncake_jax.instance.run import Effects
@@ -65,17 +66,25 @@ class PrefillInstance:
     self._ready: deque[Run] = deque()
     self._num_chunks = 0
 
-  def enqueue(self, run: Run, now_s: float) -> None:
-    """Queues a run and takes the leases on its prefix."""
-    if self.store is not None:
-      self.store.lease(run, now_s)
+  def enqueue(self, run: Run, now_s: float) -> Effects:
+    """Queues a run, leases its prefix and looks for what lacks of it."""
     self.queue.append(run)
+    return [] if self.store is None else self.store.expect(run, now_s)
+
+  def on_probe(
+    self, work: Work, completion: Completion, now_s: float
+  ) -> Effects:
+    """What else there is of a queued run's prefix is known, or never will."""
+    assert self.store is not None
+    return self.store.on_probe(work, completion, now_s)
 
   def start_next(self, reserve: Callable[[Run], bool], now_s: float) -> Effects:
     """Starts queued runs while decode and prefill pages can be had."""
     effects: Effects = []
     while self.queue:
       run = self.queue[0]
+      if run.is_probing:
+        break
       if not run.decode_pages and not reserve(run):
         break
       pages = self.pool.hold(
@@ -182,6 +191,7 @@ class PrefillInstance:
       ssd_tokens=tiers['ssd'] * size,
       device_tokens=tiers['device'] * size,
       remote_tokens=tiers['remote'] * size,
+      store_tokens=tiers['store'] * size,
     )
     return [
       fetched,
@@ -245,5 +255,7 @@ class PrefillInstance:
 
 def _tier(replica: Replica, instance: str) -> str:
   """Where a block was read from, as records count it."""
+  if replica.segment == REMOTE:
+    return 'store'
   own = owner(replica.segment) == instance
   return medium(replica.segment) if own else 'remote'

@@ -15,6 +15,7 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.events import Event
+from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.store.outcomes import CopyTask
@@ -33,6 +34,7 @@ class Run:
     state: what it waits for; 'ended' once its last event was emitted.
     decode_pages: reserved before prefill starts, so KVCache has a place.
     prefill_uses, decode_uses: works under way that touch those pages.
+    is_probing: a store is being asked for its blocks; it queues until then.
     prefix: replicas of the leading blocks, to be read or read already.
     loaded_blocks: of them, those that lie in the pages.
     shared: of them, those whose pages are the device cache's.
@@ -51,6 +53,7 @@ class Run:
   decode_pages: tuple[int, ...] = ()
   prefill_uses: int = 0
   decode_uses: int = 0
+  is_probing: bool = False
   prefix: tuple[Replica, ...] = ()
   left_queue_s: float = 0.0
   loaded_blocks: int = 0
@@ -88,8 +91,18 @@ class Run:
     return self.computed_tokens == self.request.num_prompt_tokens
 
 
-WorkStep = Literal['fetch', 'chunk', 'put', 'handoff', 'decode', 'copy']
-Payload = PrefillChunk | DecodeBatch | tuple[TransferOp, ...]
+@dataclass(frozen=True)
+class Probe:
+  """Asks a store that no instance owns for a chain's blocks from one on."""
+
+  segment: str
+  keys: tuple[BlockKey, ...]
+
+
+WorkStep = Literal[
+  'probe', 'fetch', 'chunk', 'put', 'handoff', 'decode', 'copy'
+]
+Payload = Probe | PrefillChunk | DecodeBatch | tuple[TransferOp, ...]
 
 
 @dataclass(eq=False)
@@ -139,6 +152,7 @@ Effects = list[Effect]
 # Works that touch the (prefill, decode) pages of their run. A decode batch
 # counts its rows itself.
 TOUCHES: dict[WorkStep, tuple[int, int]] = {
+  'probe': (0, 0),
   'fetch': (1, 0),
   'chunk': (1, 0),
   'put': (1, 0),

@@ -10,7 +10,6 @@ A read that brings less than it should is tried once more from what other
 replicas there are; what is still missing then is recomputed.
 """
 
-from collections.abc import Iterable
 from itertools import takewhile
 
 from mooncake_jax.backend import Completion
@@ -19,6 +18,7 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.instance.device_cache import DeviceCache
 from mooncake_jax.instance.run import Drop
@@ -26,11 +26,11 @@ from mooncake_jax.instance.run import Effects
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Work
+from mooncake_jax.instance.sharing import Sharing
+from mooncake_jax.instance.telling import copying
+from mooncake_jax.instance.telling import dropped
 from mooncake_jax.request import BlockKey
-from mooncake_jax.store.client import Copies
 from mooncake_jax.store.client import StoreClient
-from mooncake_jax.store.master import Master
-from mooncake_jax.store.outcomes import Evicted
 
 MAX_FETCHES = 2
 
@@ -44,11 +44,13 @@ class InstanceStore:
     client: StoreClient,
     promote_hits: int,
     cache: DeviceCache | None = None,
+    sharing: Sharing | None = None,
   ):
     """Reads and puts for instance `name`.
 
     Args:
       cache: of blocks that stay on the device, if it keeps any.
+      sharing: with other processes' clusters, if there is a store for that.
       promote_hits: a block on the instance's SSD is put back to its host
         segment at this hit and after; 1 at once. Of one that was put straight
         to the SSD the put counts as a hit.
@@ -57,10 +59,25 @@ class InstanceStore:
     self.client = client
     self.promote_hits = promote_hits
     self.cache = cache
+    self.sharing = sharing
 
-  def lease(self, run: Run, now_s: float) -> None:
-    """Keeps the run's prefix while it queues."""
-    self.client.lease(self._keys(run), now_s)
+  def expect(self, run: Run, now_s: float) -> Effects:
+    """Keeps the run's prefix while it queues, and asks for what it lacks."""
+    keys = self._keys(run)
+    self.client.lease(keys, now_s)
+    return [] if self.sharing is None else self.sharing.probe(run, keys)
+
+  def on_probe(
+    self, work: Work, completion: Completion, now_s: float
+  ) -> Effects:
+    """The shared store answered, or did not in time."""
+    run = work.run
+    assert run is not None and self.sharing is not None
+    run.is_probing = False
+    keys = self._keys(run)
+    effects = self.sharing.on_probe(work, keys, completion, now_s)
+    self.client.lease(keys, now_s)
+    return effects
 
   def fetch(self, run: Run, now_s: float) -> Effects:
     """Starts reading what the run's pages lack; nothing if that is nothing."""
@@ -110,6 +127,9 @@ class InstanceStore:
     effects: Effects = []
     for start, stop in self._wanted(run, run.stored_blocks, last):
       effects += self._put(run, start, stop, now_s)
+    if self.sharing is not None:
+      found = keys[run.stored_blocks : min(last, run.loaded_blocks)]
+      effects += self.sharing.offer(found, now_s)
     run.stored_blocks = max(run.stored_blocks, last)
     if run.prefilled:
       self.client.master.touch(keys, self.name)
@@ -118,21 +138,27 @@ class InstanceStore:
   def on_put(self, work: Work, completion: Completion, now_s: float) -> Effects:
     """Blocks were written: publish them, or give them up."""
     published, revoked = self.client.put_done(work.held, completion)
-    return [
+    effects: Effects = [
       *self.client.master.events.stored(published, now_s),
       *([Drop(tuple(revoked))] if revoked else []),
       *self._offload(now_s),
     ]
+    if self.sharing is not None:
+      effects += self.sharing.offer([r.key for r in published], now_s)
+    return effects
 
   def on_copies(
     self, work: Work, completion: Completion, now_s: float
   ) -> Effects:
     """Copies were written: publish them, or give them up."""
     published, revoked = self.client.copies_done(work.tasks, completion, now_s)
-    return [
+    effects: Effects = [
       *self.client.master.events.stored(published, now_s),
       *([Drop(tuple(revoked))] if revoked else []),
     ]
+    if self.sharing is not None and work.tasks[0].dst.segment == REMOTE:
+      effects += self.sharing.on_copies(bool(published), now_s)
+    return effects
 
   def _share(self, run: Run, held: tuple[Replica, ...]) -> None:
     """Takes the pages of leading blocks that the device has already."""
@@ -216,22 +242,3 @@ class InstanceStore:
     """Copies to the SSD what the next puts will push out."""
     copies = self.client.offload(self.name, now_s)
     return copying(self.client.master, copies, now_s)
-
-
-def copying(master: Master, copies: Copies, now_s: float) -> Effects:
-  """Starts copies, as one work of the instance that gets them."""
-  effects = dropped(master, copies.evicted, now_s)
-  if copies.ops:
-    name = owner(copies.tasks[0].dst.segment)
-    work = Work('copy', name, copies.ops, tasks=copies.tasks)
-    effects.append(Start(work))
-  return effects
-
-
-def dropped(
-  master: Master, evicted: Iterable[Evicted], now_s: float
-) -> Effects:
-  """Tells that replicas are gone, and lets go of their bytes."""
-  replicas = tuple(e.replica for e in evicted)
-  effects: Effects = [*master.events.evicted(replicas, now_s)]
-  return [*effects, Drop(replicas)] if replicas else []

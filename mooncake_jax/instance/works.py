@@ -7,6 +7,7 @@ from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.instance.run import count_uses
+from mooncake_jax.instance.run import Probe
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Work
 
@@ -29,7 +30,13 @@ class Works:
     """Starts a work; it uses its run's pages from now on."""
     payload = work.payload
     count_uses(work, 1)
-    if isinstance(payload, PrefillChunk):
+    if isinstance(payload, Probe):
+      work.work_id = self._backend.probe(
+        payload.segment,
+        payload.keys,
+        self._backend.now_s() + self._spec.probe_timeout_s,
+      )
+    elif isinstance(payload, PrefillChunk):
       work.work_id = self._backend.prefill(work.instance, payload)
     elif isinstance(payload, DecodeBatch):
       work.work_id = self._backend.decode(

@@ -70,6 +70,7 @@ class RecordBook:
             ('local_host', event.local_tokens),
             ('local_ssd', event.ssd_tokens),
             ('remote_host', event.remote_tokens),
+            ('remote_store', event.store_tokens),
           )
           if count
         }

@@ -25,6 +25,7 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
+from mooncake_jax.blocks.segments import medium
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.request import BlockKey
 from mooncake_jax.sim.clock import Clock
@@ -32,6 +33,7 @@ from mooncake_jax.sim.decoding import Decoding
 from mooncake_jax.sim.decoding import decoding
 from mooncake_jax.sim.links import Links
 from mooncake_jax.sim.links import SimTransfer
+from mooncake_jax.sim.remote_store import RemoteStore
 from mooncake_jax.sim.stages import Pipeline
 from mooncake_jax.sim.stages import SimChunk
 from mooncake_jax.sim.works import SimWork
@@ -46,6 +48,7 @@ class VirtualBackend:
     stage_layers: Sequence[int],
     *,
     boundary_s: float = 0.0,
+    store: RemoteStore | None = None,
     spoil: Callable[[Completion], Completion] = lambda completion: completion,
   ):
     """Starts at time 0 with `costs` as the truth.
@@ -54,8 +57,10 @@ class VirtualBackend:
       stage_layers: layers of each stage of a prefill instance; a stage takes
         its share of a chunk's seconds.
       boundary_s: until the next stage has what a stage computed.
+      store: what the Mooncake Store holds; None: nothing yet.
       spoil: makes another outcome of a completion, to study failures.
     """
+    self._store = RemoteStore() if store is None else store
     self._costs = costs
     self._stage_layers = tuple(stage_layers)
     self._boundary_s = boundary_s
@@ -116,6 +121,18 @@ class VirtualBackend:
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """Nothing outlives a simulation."""
     return []
+
+  def probe(
+    self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
+  ) -> WorkId:
+    assert medium(segment) == 'remote', segment
+    work_id, start_s = next(self._ids), self.now_s()
+    answer_s = start_s + self._costs.transfer_s(0, 'remote_read')
+    late = answer_s > deadline_s
+    self._clock.at(
+      min(answer_s, deadline_s), self._probed, work_id, start_s, keys, late
+    )
+    return work_id
 
   def cancel(self, work_id: WorkId) -> None:
     if work_id in self._decoding:
@@ -249,11 +266,36 @@ class VirtualBackend:
   def _move(self, op: TransferOp, status: Status) -> Status:
     layers = (1 << op.stop_layer) - (1 << op.start_layer)
     if status == 'completed' and isinstance(op.src, Replica):
-      if layers & ~self._layers.get(op.src, 0):
+      if not self._has(op.src, layers):
         return 'failed'
     if status == 'completed' and isinstance(op.dst, Replica):
-      self._layers[op.dst] |= layers
+      if medium(op.dst.segment) == 'remote':
+        self._store.put(op.dst.key)
+      else:
+        self._layers[op.dst] |= layers
     return status
+
+  def _has(self, replica: Replica, layers: int) -> bool:
+    if medium(replica.segment) == 'remote':
+      return self._store.has(replica.key)
+    return not layers & ~self._layers.get(replica, 0)
+
+  def _probed(
+    self,
+    work_id: WorkId,
+    start_s: float,
+    keys: tuple[BlockKey, ...],
+    late: bool,
+  ) -> None:
+    missing = (i for i, key in enumerate(keys) if not self._store.has(key))
+    completion = Completion(
+      work_id,
+      'timeout' if late else 'completed',
+      start_s,
+      self.now_s(),
+      present=0 if late else next(missing, len(keys)),
+    )
+    self._done.append(self._spoil(completion))
 
   def _pipeline(self, instance: str) -> Pipeline:
     if instance not in self._pipelines:

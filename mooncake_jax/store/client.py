@@ -15,12 +15,14 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import device_segment
+from mooncake_jax.blocks.segments import is_near
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.master import Master
 from mooncake_jax.store.outcomes import CopyTask
 from mooncake_jax.store.outcomes import Evicted
+from mooncake_jax.store.remote import RemoteBeliefs
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class StoreClient:
   def __init__(self, master: Master, layout: KVLayout):
     self.master = master
     self.layout = layout
+    self.remote = RemoteBeliefs(master, layout.block_bytes)
 
   def hold_prefix(
     self,
@@ -66,10 +69,11 @@ class StoreClient:
   ) -> tuple[Replica, ...]:
     """Takes leases on the longest prefix at hand; valid for `lease_s`.
 
-    Blocks on the instance's own media always serve. Up to `max_remote_blocks`
-    others may come from elsewhere, from segment `prefer` where it has them.
-    The prefix ends at the first block that neither gives. Device memory gives
-    leading blocks to its own instance only, and none unless `share`.
+    Blocks on the instance's own media always serve, and those of the store
+    that nobody owns. Up to `max_remote_blocks` others may come from elsewhere,
+    from segment `prefer` where it has them. The prefix ends at the first block
+    that neither gives. Device memory gives leading blocks to its own instance
+    only, and none unless `share`.
     """
     held: list[Replica] = []
     num_remote = 0
@@ -83,7 +87,7 @@ class StoreClient:
           replica = self._off_device(replica.key, segment)
       if replica is None:
         break
-      num_remote += owner(replica.segment) != segment
+      num_remote += not is_near(replica.segment, segment)
       if num_remote > max_remote_blocks:
         break
       held.append(replica)
@@ -177,7 +181,7 @@ class StoreClient:
   def offload(self, segment: str, now_s: float) -> Copies:
     """Starts copies of what is evicted next to the segment's lower tier."""
     victims = self.master.victims(segment, now_s)
-    return self._copies(victims.tasks, victims.evicted)
+    return self.copies(victims.tasks, victims.evicted)
 
   def repair(self, now_s: float) -> Copies:
     """Starts copies of hot blocks that lost one with a segment."""
@@ -189,16 +193,17 @@ class StoreClient:
       if target is None:
         continue
       source = self._off_device(wanting.key)
-      if source is None:
-        continue
+      if source is None or medium(source.segment) == 'remote':
+        continue  # who reads it there puts it here
       start = self.master.copy_start(wanting.key, source.segment, target, now_s)
       evicted += start.evicted
       tasks += [start.task] if start.task is not None else []
-    return self._copies(tuple(tasks), tuple(evicted))
+    return self.copies(tuple(tasks), tuple(evicted))
 
-  def _copies(
+  def copies(
     self, tasks: tuple[CopyTask, ...], evicted: tuple[Evicted, ...]
   ) -> Copies:
+    """Copies that the Master has opened, with the transfers they take."""
     layers = (0, self.layout.num_layers)
     ops = tuple(
       TransferOp(task.src, task.dst, *layers, task.size_bytes) for task in tasks
@@ -220,9 +225,17 @@ class StoreClient:
     return published, revoked
 
   def _off_device(self, key: BlockKey, near: str = '') -> Replica | None:
-    """A copy of the block in no device's memory; of instance `near` first."""
+    """A copy of the block in no device's memory.
+
+    Of instance `near` first, of the store that nobody owns last.
+    """
     copies = [r for r in self.master.peek(key) if medium(r.segment) != 'device']
-    return min(copies, key=lambda r: owner(r.segment) != near, default=None)
+
+    def distance(replica: Replica) -> tuple[bool, bool]:
+      place = replica.segment
+      return owner(place) != near, medium(place) == 'remote'
+
+    return min(copies, key=distance, default=None)
 
   def _whole(
     self, held: Sequence[Replica], completion: Completion

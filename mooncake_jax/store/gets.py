@@ -40,8 +40,9 @@ class Gets(Ledger):
       keys: of a chain, from its first block.
       segment: the reader's own.
       prefer: where to read from rather than elsewhere; the scheduler's plan.
-      max_remote_blocks: how many may come from outside the reader's group;
-        the prefix ends at the first more. None: any number.
+      max_remote_blocks: how many may come from other groups' segments; the
+        prefix ends at the first more. None: any number. A remote store is
+        nobody's, so nobody is asked.
     """
     counts = self._counts
     counts.calls['get'] += 1
@@ -70,7 +71,7 @@ class Gets(Ledger):
           used[place] = used.get(place, 0) + len(found) - start
         place, start = copy.segment, len(found)
       assert place is not None
-      if place.group != group:
+      if place.group != group and not place.is_belief:
         if not any(
           c.state >= COMPLETE and c.segment.group == group
           for c in block.copies()
@@ -179,7 +180,7 @@ class Gets(Ledger):
     far: bool,
     now_s: float,
   ) -> Copy | None:
-    """The best readable copy; from the reader's group alone unless `far`."""
+    """The best readable copy; of no other group's memory unless `far`."""
 
     def rank(copy: Copy) -> tuple[int, int, float, int]:
       place = copy.segment
@@ -196,6 +197,7 @@ class Gets(Ledger):
     readable = [
       copy
       for copy in block.copies()
-      if copy.state >= COMPLETE and (far or copy.segment.group == group)
+      if copy.state >= COMPLETE
+      and (far or copy.segment.group == group or copy.segment.is_belief)
     ]
     return min(readable, key=rank) if readable else None

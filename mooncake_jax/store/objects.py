@@ -132,6 +132,13 @@ class Block:
   def num_readable(self) -> int:
     return sum(copy.state >= COMPLETE for copy in self.copies())
 
+  def num_kept(self) -> int:
+    """Those of them that stay until the Master lets them go."""
+    return sum(
+      copy.state >= COMPLETE and not copy.segment.is_belief
+      for copy in self.copies()
+    )
+
   def link(self, copy: Copy) -> None:
     """Adds a copy behind the others."""
     last = self.first
@@ -188,6 +195,11 @@ class Segment:
   @property
   def free_bytes(self) -> int:
     return self.capacity_bytes - self.used_bytes
+
+  @property
+  def is_belief(self) -> bool:
+    """Whether it belongs to others, who evict there without a word."""
+    return self.medium == 'remote'
 
   @property
   def medium_rank(self) -> int:

@@ -61,7 +61,7 @@ class Offload(Room):
         continue
       space.queue.add(copy)
       space.stuck_until_s = -1.0
-      if block.num_readable() > 1:
+      if block.num_kept() > 1:
         self._mark(copy, SPARE)
       else:
         task = self._offload(copy, now_s, evicted)

@@ -125,5 +125,5 @@ class Room(Pins):
     return (
       copy.segment.lower is not None
       and copy.state != CONDEMNED
-      and block.num_readable() == 1
+      and block.num_kept() == 1
     )

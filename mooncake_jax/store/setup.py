@@ -6,6 +6,7 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import device_segment
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.store.eviction import POLICIES
@@ -25,6 +26,8 @@ def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
       f'{", ".join(POLICIES)}'
     )
   master = Master(spec.lease_s, spec.high_watermark)
+  if spec.mooncake_bytes:
+    mount(master, spec, REMOTE, block_bytes)
   for name in spec.prefill_names:
     if spec.device_cache_tokens:
       mount(master, spec, device_segment(name), block_bytes)
@@ -45,6 +48,8 @@ def mount(
       capacity_bytes = num_blocks * block_bytes
     case 'ssd':
       capacity_bytes = spec.ssd_bytes
+    case 'remote':
+      capacity_bytes = spec.mooncake_bytes
     case _:
       capacity_bytes = spec.host_bytes
       lower = ssd_segment(segment) if spec.ssd_bytes else None

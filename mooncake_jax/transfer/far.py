@@ -8,10 +8,12 @@ never waits for write-back. What was read and has not yet moved on is bounded.
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from mooncake_jax.backend import Replica
+from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.segment import Part
 from mooncake_jax.transfer.worker import LinkCount
@@ -75,6 +77,20 @@ class FarSegment(Protocol):
     ...
 
   def close(self) -> None: ...
+
+
+class SharedSegment(FarSegment, Protocol):
+  """A far segment that other processes write too, and that evicts itself."""
+
+  def exists(
+    self, keys: Sequence[BlockKey], timeout_s: float | None = None
+  ) -> list[bool]:
+    """Which blocks are there now, whoever put them. Waits for the answer.
+
+    Raises:
+      TimeoutError: none came within `timeout_s`.
+    """
+    ...
 
 
 @dataclass(frozen=True, eq=False)

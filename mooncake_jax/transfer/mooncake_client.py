@@ -12,7 +12,6 @@ is imported when a client is made, not before. Two ways to the store:
 from collections.abc import Callable
 from concurrent.futures import Future
 import ctypes
-from dataclasses import dataclass
 import importlib
 import math
 import mmap
@@ -25,6 +24,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from mooncake_jax.transfer.mooncake_config import MooncakeConfig
+from mooncake_jax.transfer.mooncake_config import split_address
 from mooncake_jax.transfer.mooncake_errors import StoreTimeout
 from mooncake_jax.transfer.mooncake_errors import StoreUnreachable
 from mooncake_jax.transfer.mooncake_lane import Job
@@ -32,55 +33,9 @@ from mooncake_jax.transfer.mooncake_lane import Lane
 
 T = TypeVar('T')
 LOCAL_BUFFER_BYTES = 16 << 20  # for calls that copy, which we don't make
+KEYS_A_CALL = 512
 EXTRA = "pip install 'mooncake_jax[mooncake]'"
 LIBRARIES = 'apt-get install libibverbs1 libcurl4 libnuma1'
-
-
-@dataclass(frozen=True)
-class MooncakeConfig:
-  """How to reach a store.
-
-  Attributes:
-    master: 'host:port' of its master.
-    host: this process's address, as other members reach it.
-    daemon: 'host:port' of a `mooncake_client` on this host; None makes this
-      process a member itself.
-    lent_bytes: memory that this process lends to the store, as a member.
-    protocol, devices: 'tcp', or 'rdma' with the names of its devices.
-    replicas: copies of each block on different members, best effort.
-    staging_blocks: blocks that may be on their way at once.
-    batch_blocks: blocks in one call at most.
-    timeout_s: longest wait of a put, a read or a start.
-    pause_s: after the master failed to answer, all fails at once so long.
-    remove_on_drop: a dropped block is removed from the store as well, which
-      others may be using.
-  """
-
-  master: str
-  host: str = '127.0.0.1'
-  daemon: str | None = None
-  lent_bytes: int = 0
-  protocol: str = 'tcp'
-  devices: str = ''
-  replicas: int = 1
-  staging_blocks: int = 32
-  batch_blocks: int = 16
-  timeout_s: float = 5.0
-  pause_s: float = 1.0
-  remove_on_drop: bool = False
-
-  def __post_init__(self):
-    for field in ('master', 'daemon'):
-      if (address := getattr(self, field)) is not None:
-        _split_address(f'MooncakeConfig.{field}', address)
-    for field in ('replicas', 'staging_blocks', 'batch_blocks', 'timeout_s'):
-      if not getattr(self, field) > 0:
-        raise ValueError(f'MooncakeConfig.{field}={getattr(self, field)} <= 0')
-    if self.daemon is not None and self.lent_bytes:
-      raise ValueError(
-        f'MooncakeConfig.lent_bytes={self.lent_bytes}: where daemon='
-        f'{self.daemon!r} is the member, it lends the memory'
-      )
 
 
 class MooncakeClient:
@@ -104,8 +59,16 @@ class MooncakeClient:
     self.memory = in_time(
       lambda: self._start(num_bytes), config.timeout_s, f'joining {address}'
     )
-    self.put_lane = Lane('mooncake-put', config.batch_blocks)
-    self.get_lane = Lane('mooncake-get', config.batch_blocks)
+    self._put_lane = Lane('mooncake-put', config.batch_blocks)
+    self._get_lane = Lane('mooncake-get', config.batch_blocks)
+    # Its calls move no blocks, so they take many and are soon over.
+    self._ask_lane = Lane('mooncake-ask', KEYS_A_CALL)
+
+  def lane_of(self, run: Callable[[list[Job]], list[int]]) -> Lane:
+    """Where calls of one of the methods below queue."""
+    if run == self.put:
+      return self._put_lane
+    return self._get_lane if run == self.get else self._ask_lane
 
   def put(self, jobs: list[Job]) -> list[int]:
     """Puts slots; a key that is there already keeps its value: 0."""
@@ -134,7 +97,7 @@ class MooncakeClient:
     the client open until the process ends.
     """
     until_s = time.monotonic() + self.config.timeout_s
-    lanes = (self.put_lane, self.get_lane)
+    lanes = (self._put_lane, self._get_lane, self._ask_lane)
     ended = [lane.close(max(until_s - time.monotonic(), 0)) for lane in lanes]
     shares = self.config.daemon is not None
     while shares and not is_idle() and time.monotonic() < until_s:
@@ -205,7 +168,7 @@ def import_wheel(name: str) -> Any:
 def reach(address: str, timeout_s: float) -> None:
   """Raises StoreUnreachable unless someone listens; joining would retry."""
   try:
-    socket.create_connection(_split_address('', address), timeout_s).close()
+    socket.create_connection(split_address('', address), timeout_s).close()
   except OSError as error:
     raise StoreUnreachable(f'nobody answers at {address}: {error}') from None
 
@@ -236,10 +199,3 @@ def _arguments(jobs: list[Job]) -> tuple[list[str], list[int], list[int]]:
 def _check(code: int, what: str) -> None:
   if code:
     raise StoreUnreachable(f'{what} (Mooncake error {code})')
-
-
-def _split_address(name: str, address: str) -> tuple[str, int]:
-  host, _, port = address.rpartition(':')
-  if not host or not port.isdigit():
-    raise ValueError(f"{name}={address!r} must be 'host:port'")
-  return host, int(port)

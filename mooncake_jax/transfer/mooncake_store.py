@@ -26,7 +26,7 @@ from mooncake_jax.transfer.mooncake_arena import Arena
 from mooncake_jax.transfer.mooncake_arena import slot_stride
 from mooncake_jax.transfer.mooncake_calls import Calls
 from mooncake_jax.transfer.mooncake_client import MooncakeClient
-from mooncake_jax.transfer.mooncake_client import MooncakeConfig
+from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from mooncake_jax.transfer.mooncake_errors import BlockCorrupt
 from mooncake_jax.transfer.mooncake_errors import error_of
 from mooncake_jax.transfer.mooncake_object import ObjectFormat
@@ -155,15 +155,17 @@ class MooncakeSegment:
       keys, self._dropped = self._dropped, set()
     self.remove([*keys])
 
-  def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
-    """Which blocks the store has, whoever put them; one call.
+  def exists(
+    self, keys: Sequence[BlockKey], timeout_s: float | None = None
+  ) -> list[bool]:
+    """Which blocks the store has, whoever put them.
 
     Those there are under its lease from now on, 10 s by default.
 
     Raises:
-      MooncakeError: it did not answer in time.
+      MooncakeError: it did not answer in `timeout_s`, or the config's.
     """
-    return self._calls.exists(keys)
+    return self._calls.exists(keys, timeout_s)
 
   def remove(self, keys: Sequence[BlockKey], force: bool = False) -> int:
     """Removes blocks, those that others read only by force; says how many."""

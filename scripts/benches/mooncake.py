@@ -18,7 +18,7 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.transfer.entry import BlockFormat
 from mooncake_jax.transfer.mooncake_client import import_wheel
 from mooncake_jax.transfer.mooncake_client import MooncakeClient
-from mooncake_jax.transfer.mooncake_client import MooncakeConfig
+from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from mooncake_jax.transfer.mooncake_lane import Job
 from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from mooncake_jax.transfer.segment import Part

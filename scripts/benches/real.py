@@ -15,7 +15,7 @@ import time
 
 from mooncake_jax.transfer.mooncake_client import import_wheel
 from mooncake_jax.transfer.mooncake_client import MooncakeClient
-from mooncake_jax.transfer.mooncake_client import MooncakeConfig
+from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from mooncake_jax.transfer.mooncake_lane import Job
 from scripts.mooncake_master import running_master
 from scripts.mooncake_master import running_storage
