@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from scripts.benches.decode import decode
 from scripts.benches.hits import hits
+from scripts.benches.index import index
 from scripts.benches.master import master
 from scripts.benches.mooncake import mooncake as mooncake_rows
 from scripts.benches.overlap import overlap
@@ -24,4 +25,5 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'overlap': overlap,
   'master': master,
   'hits': hits,
+  'index': index,
 }

@@ -45,6 +45,12 @@ class Child:
     print(json.dumps(value), file=self._answers, flush=True)
 
 
+def resident_bytes() -> int:
+  """Memory of this process that is in RAM."""
+  with open('/proc/self/statm') as file:
+    return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+
+
 def _limit_threads(count: int) -> None:
   if hasattr(os, 'sched_setaffinity'):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
