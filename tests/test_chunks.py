@@ -10,6 +10,8 @@ from cost_pieces import polynomial
 from cost_pieces import roofline
 from mooncake_jax.costs import chunks
 from mooncake_jax.costs import pipeline
+from mooncake_jax.costs.best_chunk import best_chunk_tokens
+from mooncake_jax.costs.best_chunk import ideal_chunk_tokens
 from mooncake_jax.costs.chunks import chunk_stops
 from mooncake_jax.costs.chunks import dynamic_chunk_tokens
 from mooncake_jax.costs.model import CostModel
@@ -178,9 +180,10 @@ def test_spans_keep_the_order_of_chunks_and_of_stages(
       assert span.start_s >= at[chunk - 1, stage].stop_s
     if stage:
       assert span.start_s >= at[chunk, stage - 1].stop_s + boundary_s
-  parts = pipeline.split(seconds, layers, boundary_s)
+  parts = pipeline.split(spans)
   assert parts.makespan_s == pytest.approx(spans[-1].stop_s)
-  assert min(parts.bubble_s, parts.boundary_s) >= -1e-9
+  assert parts.boundary_s == pytest.approx((len(layers) - 1) * boundary_s)
+  assert parts.bubble_s >= -1e-9
 
 
 @given(
@@ -197,7 +200,7 @@ def test_even_chunks_and_stages_have_a_closed_form(
   got = pipeline.even_makespan_s(num_chunks, stages, chunk_s, boundary_s)
   assert got == pytest.approx(want)
   if num_chunks:
-    parts = pipeline.split(seconds, layers)
+    parts = pipeline.split(pipeline.stage_spans(seconds, layers))
     share = pipeline.even_bubble_share(num_chunks, stages)
     assert parts.bubble_s == pytest.approx(share * parts.makespan_s, abs=1e-9)
 
@@ -237,7 +240,7 @@ def test_the_best_size_is_no_worse_than_any(
       costs, num_tokens, 0, size, layers, chunking=chunking, quantum=64
     )
 
-  best = pipeline.best_chunk_tokens(
+  best = best_chunk_tokens(
     costs, num_tokens, 0, layers, sizes, chunking=chunking, quantum=64
   )
   assert best in sizes and seconds(best) == min(map(seconds, sizes))
@@ -246,7 +249,7 @@ def test_the_best_size_is_no_worse_than_any(
 def test_more_stages_want_smaller_chunks_than_one():
   sizes = [512 << i for i in range(8)]
   best = [
-    pipeline.best_chunk_tokens(
+    best_chunk_tokens(
       polynomial(), 65536, 0, pipeline.stage_shares(80, stages), sizes
     )
     for stages in (1, 2, 4, 8)
@@ -257,4 +260,43 @@ def test_more_stages_want_smaller_chunks_than_one():
 
 def test_nothing_to_choose_from_is_named():
   with pytest.raises(ValueError, match=r'sizes=\(\)'):
-    pipeline.best_chunk_tokens(polynomial(), 9, 0, (1,), ())
+    best_chunk_tokens(polynomial(), 9, 0, (1,), ())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+  base_s=st.floats(1e-3, 5e-2),
+  squared_s=st.floats(0, 2e-9),
+  num_tokens=st.integers(8_000, 128_000),
+  stages=st.integers(2, 8),
+  chunking=st.sampled_from(chunks.CHUNKINGS),
+)
+def test_the_ideal_size_is_hardly_worse_than_the_best_by_search(
+  base_s, squared_s, num_tokens, stages, chunking
+):
+  costs = polynomial(
+    prefill_base_s=base_s,
+    prefill_s_per_prefix_token=0.0,
+    prefill_s_per_token_squared=squared_s,
+  )
+  layers = [10] * stages
+
+  def seconds(size: int) -> float:
+    return pipeline.pipelined_prompt_s(
+      costs, num_tokens, 0, size, layers, chunking=chunking
+    )
+
+  sizes = [round(128 * 2 ** (i / 4)) for i in range(40)]
+  best = best_chunk_tokens(
+    costs, num_tokens, 0, layers, sizes, chunking=chunking
+  )
+  ideal = ideal_chunk_tokens(costs, num_tokens, stages, chunking)
+  assert seconds(round(ideal)) < 1.03 * seconds(best)
+
+
+def test_one_stage_has_no_bubbles_and_takes_the_prompt_whole():
+  assert ideal_chunk_tokens(polynomial(), 4096, 1) == 4096
+
+
+def test_nothing_consists_of_nothing():
+  assert pipeline.split([]).makespan_s == 0

@@ -12,6 +12,7 @@ size outweighs them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+import itertools
 from typing import NamedTuple
 
 from mooncake_jax.costs.chunks import chunk_seconds
@@ -134,19 +135,22 @@ def even_bubble_share(num_chunks: int, stages: int) -> float:
   return (stages - 1) / (num_chunks + stages - 1)
 
 
-def split(
-  chunk_seconds: Sequence[float],
-  stage_layers: Sequence[int],
-  boundary_s: float | Sequence[float] = 0.0,
-) -> PipelineSplit:
-  """What the makespan of these chunks consists of.
+def split(spans: Sequence[StageSpan]) -> PipelineSplit:
+  """What the makespan of these spans, planned or measured, consists of.
 
-  Bubbles are what the stages lose even if handing over took no time.
+  The first chunk finds every stage idle, so what lies between its stages is
+  handing over; all else that is not work is bubbles.
   """
-  compute_s = sum(chunk_seconds) / len(stage_layers)
-  without_s = makespan_s(chunk_seconds, stage_layers)
-  with_s = makespan_s(chunk_seconds, stage_layers, boundary_s)
-  return PipelineSplit(compute_s, without_s - compute_s, with_s - without_s)
+  if not spans:
+    return PipelineSplit(0.0, 0.0, 0.0)
+  begin_s = min(span.start_s for span in spans)
+  makespan_s = max(span.stop_s for span in spans) - begin_s
+  stages = 1 + max(span.stage for span in spans)
+  compute_s = sum(span.stop_s - span.start_s for span in spans) / stages
+  first = sorted(s for s in spans if s.chunk == 0)
+  boundary_s = sum(b.start_s - a.stop_s for a, b in itertools.pairwise(first))
+  bubble_s = makespan_s - compute_s - boundary_s
+  return PipelineSplit(compute_s, bubble_s, boundary_s)
 
 
 def pipelined_prompt_s(
@@ -168,37 +172,3 @@ def pipelined_prompt_s(
   )
   seconds = chunk_seconds(costs, prefix_tokens, stops)
   return makespan_s(seconds, stage_layers, boundary_s)
-
-
-def best_chunk_tokens(
-  costs: CostModel,
-  num_tokens: int,
-  prefix_tokens: int,
-  stage_layers: Sequence[int],
-  sizes: Sequence[int],
-  *,
-  chunking: Chunking = 'fixed',
-  quantum: int = 1,
-  boundary_s: float = 0.0,
-) -> int:
-  """The size with the least `pipelined_prompt_s`; of equals the largest.
-
-  Raises:
-    ValueError: no sizes to choose from.
-  """
-  if not sizes:
-    raise ValueError(f'sizes={tuple(sizes)} must not be empty')
-
-  def seconds(size: int) -> float:
-    return pipelined_prompt_s(
-      costs,
-      num_tokens,
-      prefix_tokens,
-      size,
-      stage_layers,
-      chunking=chunking,
-      quantum=quantum,
-      boundary_s=boundary_s,
-    )
-
-  return min(sizes, key=lambda size: (seconds(size), -size))

@@ -68,6 +68,36 @@ def synthetic(
   return generate(SYNTHETIC, num_requests, seed, requests_per_s)
 
 
+def distinct_prompts(
+  num_tokens: int,
+  count: int = 1,
+  interval_s: float = 0.0,
+  output_tokens: int = 1,
+) -> list[TraceRow]:
+  """Prompts of one length that share nothing, `interval_s` apart.
+
+  Raises:
+    ValueError: a count below 1, a negative interval.
+  """
+  for name, value in (
+    ('num_tokens', num_tokens),
+    ('count', count),
+    ('output_tokens', output_tokens),
+  ):
+    check_count(f'distinct_prompts: {name}', value)
+  check_positive('distinct_prompts: interval_s', interval_s, zero=True)
+  blocks = math.ceil(num_tokens / TOKENS_PER_HASH_ID)
+  return [
+    TraceRow(
+      i * interval_s,
+      num_tokens,
+      output_tokens,
+      tuple(range(i * blocks, (i + 1) * blocks)),
+    )
+    for i in range(count)
+  ]
+
+
 def generate(
   shape: WorkloadShape,
   num_requests: int,

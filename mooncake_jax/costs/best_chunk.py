@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chunk size that lets a prompt through a pipeline soonest.
+
+By search for any cost model, in closed form for a polynomial. There the
+makespan of n chunks on s even stages, whose times do not fall, is
+
+  T = (sum of t + (s - 1) * the largest t) / s
+
+as all work passes a stage and the largest chunk passes the others alone. With
+t(L, x) = c + b * x + a * (2 * L * x + x * x) and N tokens the sum is
+c * n + b * N + a * N * N, and dT/dx = 0 gives
+
+  fixed    n = N / x, largest t = c + (b + 2 * a * N) * x:
+           x = sqrt(c * N / ((s - 1) * (b + 2 * a * N)))
+  dynamic  n = (b * N + a * N * N) / (b * x), each t = c + b * x:
+           x = sqrt(c * (b * N + a * N * N) / (s - 1)) / b
+
+Left out: gamma, a * x * x within a chunk, and that n is a whole number.
+"""
+
+from collections.abc import Sequence
+import math
+
+from mooncake_jax.costs.chunks import Chunking
+from mooncake_jax.costs.model import CostModel
+from mooncake_jax.costs.model import PolynomialCost
+from mooncake_jax.costs.pipeline import pipelined_prompt_s
+
+
+def best_chunk_tokens(
+  costs: CostModel,
+  num_tokens: int,
+  prefix_tokens: int,
+  stage_layers: Sequence[int],
+  sizes: Sequence[int],
+  *,
+  chunking: Chunking = 'fixed',
+  quantum: int = 1,
+  boundary_s: float = 0.0,
+) -> int:
+  """The size with the least `pipelined_prompt_s`; of equals the largest.
+
+  Raises:
+    ValueError: no sizes to choose from.
+  """
+  if not sizes:
+    raise ValueError(f'sizes={tuple(sizes)} must not be empty')
+
+  def seconds(size: int) -> float:
+    return pipelined_prompt_s(
+      costs,
+      num_tokens,
+      prefix_tokens,
+      size,
+      stage_layers,
+      chunking=chunking,
+      quantum=quantum,
+      boundary_s=boundary_s,
+    )
+
+  return min(sizes, key=lambda size: (seconds(size), -size))
+
+
+def ideal_chunk_tokens(
+  costs: PolynomialCost,
+  num_tokens: int,
+  stages: int,
+  chunking: Chunking = 'fixed',
+) -> float:
+  """Where dT/dx = 0, see above; the whole prompt for one stage."""
+  c, b = costs.prefill_base_s, costs.prefill_s_per_token
+  a = costs.prefill_s_per_token_squared
+  if stages == 1:
+    return float(num_tokens)
+  if chunking == 'fixed':
+    slope = b + 2 * a * num_tokens
+    tokens = math.sqrt(c * num_tokens / ((stages - 1) * slope))
+  else:
+    work_s = b * num_tokens + a * num_tokens**2
+    tokens = math.sqrt(c * work_s / (stages - 1)) / b
+  return min(max(tokens, 1.0), float(num_tokens))
