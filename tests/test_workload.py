@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from mooncake_jax.workload.generate import distinct_prompts
 from mooncake_jax.workload.scale import scale_trace
 from mooncake_jax.workload.scale import TraceScale
 from mooncake_jax.workload.trace import load_trace
@@ -222,3 +223,12 @@ def test_a_senseless_scale_is_named(field, value):
 def test_a_length_scale_without_whole_blocks_is_named(length_scale):
   with pytest.raises(ValueError, match='TraceScale.length_scale='):
     scale_trace([], TraceScale(length_scale=length_scale))
+
+
+def test_distinct_prompts_share_nothing_and_keep_their_length():
+  rows = distinct_prompts(1300, count=3, interval_s=2.0)
+  assert [row.timestamp_s for row in rows] == [0.0, 2.0, 4.0]
+  ids = [i for row in rows for i in row.hash_ids]
+  assert len(ids) == len(set(ids)) == 9
+  with pytest.raises(ValueError, match='num_tokens=0'):
+    distinct_prompts(0)
