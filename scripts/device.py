@@ -35,8 +35,8 @@ def device_backend(
     ValueError: too few devices, or a KVCache dtype that there is not.
   """
   spec = experiment.cluster
-  num_instances = spec.prefill_instances + spec.decode_instances
-  start_jax(num_instances * spec.tensor_parallel)
+  num_meshes = spec.prefill_instances * spec.stages + spec.decode_instances
+  start_jax(num_meshes * spec.tensor_parallel)
   instances = instance_specs(spec, config)
   if spec.kv_dtype_bytes not in KV_DTYPES:
     raise ValueError(
@@ -116,6 +116,7 @@ def _instance(
     num_pages=spec.prefill_pages if prefills else spec.decode_pages,
     max_tokens=spec.max_request_tokens(config),
     num_devices=spec.tensor_parallel,
+    stage_layers=spec.layers_of_stages(config) if prefills else (),
     chunk_buckets=(max(spec.chunk_tokens // 4, 1), spec.chunk_tokens),
     max_batch=spec.max_batch,
     batch_buckets=batch_buckets(spec.max_batch),

@@ -42,7 +42,7 @@ def desk() -> Iterator[Desk]:
 @pytest.mark.parametrize('by_memcpy_out', [True, False])
 @pytest.mark.parametrize('by_memcpy_in', [True, False])
 def test_both_ways_move_the_same_bytes(desk, name, by_memcpy_out, by_memcpy_in):
-  model = desk.backend.instances[name].model
+  model = desk.backend.instances[name].stages[0].desk.model
   first, second = Replica(name, 1), Replica(name, 2)
   model.copies_now = by_memcpy_out
   desk.move(DevicePages(name, (3, 5)), first)
@@ -58,7 +58,7 @@ def test_both_ways_move_the_same_bytes(desk, name, by_memcpy_out, by_memcpy_in):
 
 
 def test_the_pool_is_still_written_in_place_by_what_follows(desk):
-  model = desk.backend.instances['a'].model
+  model = desk.backend.instances['a'].stages[0].desk.model
   pointers = model.pool_pointers
   for i in range(3):
     desk.move(DevicePages('a', (3, 5)), Replica('a', i))

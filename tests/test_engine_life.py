@@ -50,7 +50,7 @@ def test_too_few_devices_or_a_name_twice_is_a_clear_error():
 def test_a_lost_pool_fails_all_later_work_of_its_instance_only():
   with tiny_backend(tiny_spec('a'), tiny_spec('c')) as backend:
     desk = Desk(backend)
-    backend.instances['a'].model._kv.delete()
+    backend.instances['a'].stages[0].desk.model._kv.delete()
     chunk = PrefillChunk('r', 0, 0, 4, (1,), random_tokens(4, 0))
     batch = DecodeBatch((decode_row('r', 1, 0, (1, 2), 8),))
     handoff = ops_of(DevicePages('c', (1,)), DevicePages('a', (1,)))
@@ -66,7 +66,7 @@ def test_a_lost_pool_fails_all_later_work_of_its_instance_only():
 
 def test_wait_raises_when_a_thread_of_the_backend_has_died():
   with tiny_backend(tiny_spec('a')) as backend:
-    backend.instances['a'].owner.post(None)  # type: ignore
+    backend.instances['a'].stages[0].owner.post(None)  # type: ignore
     with pytest.raises(RuntimeError, match='a-owner ended by AttributeError'):
       backend.wait(backend.now_s() + 60)
 

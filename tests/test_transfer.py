@@ -251,7 +251,7 @@ class Gate:
 
 def test_what_reads_a_write_that_timed_out_fails(desk, replicas):
   gate = Gate()
-  desk.backend.instances['a'].owner.post(gate)
+  desk.backend.instances['a'].stages[0].owner.post(gate)
   here, there = DevicePages('a', (60, 61)), DevicePages('b', (30, 31))
   now_s = desk.backend.now_s()
   late = desk.backend.transfer(ops_of(here, there), 0, now_s + 0.2)

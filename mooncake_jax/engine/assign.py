@@ -28,14 +28,20 @@ def assign_devices(
   free = iter([i for i in range(len(devices)) if i not in taken])
   assigned = []
   for spec in instances:
-    own = spec.devices or tuple(itertools.islice(free, spec.num_devices))
-    if len(own) < (len(spec.devices) or spec.num_devices) or not all(
+    needed = spec.num_devices * spec.num_stages
+    own = spec.devices or tuple(itertools.islice(free, needed))
+    if len(own) < (len(spec.devices) or needed) or not all(
       i < len(devices) for i in own
     ):
       raise ValueError(
         f'InstanceSpec {spec.name!r}: num_devices={spec.num_devices} '
-        f'devices={spec.devices}, but {len(devices)} devices are there and '
-        f'{len(own)} left for it'
+        f'devices={spec.devices} stages={spec.num_stages}, but '
+        f'{len(devices)} devices are there and {len(own)} left for it'
+      )
+    if len(own) % spec.num_stages:
+      raise ValueError(
+        f'InstanceSpec {spec.name!r}: devices={spec.devices} do not divide '
+        f'among its {spec.num_stages} stages'
       )
     assigned.append(tuple(devices[i] for i in own))
   return assigned

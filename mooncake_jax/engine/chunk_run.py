@@ -1,31 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefill chunk on its way through the stages, layer group by layer group.
-
-    stage 0 owner: group 0, group 1, ... -> its reader hands x to stage 1
-    stage 1 owner:                          group 0, ... -> token
-
-A group starts when what the chunk waits for is done with its layers. Copies of
-what it computed are dispatched before the next group: they leave the device
-while that computes.
-"""
+"""A prefill chunk from its start to its end, on whatever stages it runs."""
 
 from collections.abc import Callable
-from collections.abc import Sequence
-from functools import partial
 import threading
-
-import jax
-from jax.profiler import TraceAnnotation
-import numpy as np
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Status
 from mooncake_jax.backend import WorkId
-from mooncake_jax.engine.inbox import describe
-from mooncake_jax.engine.mesh_model import ChunkInputs
 from mooncake_jax.engine.progress import Layers
-from mooncake_jax.engine.tasks import Desk
 
 
 class ChunkRun:
@@ -122,112 +105,3 @@ class ChunkRun:
         spans=spans,
       )
     )
-
-
-class StageRun:
-  """A chunk on one stage. Its owner's thread, but for `grant`."""
-
-  def __init__(
-    self,
-    run: ChunkRun,
-    desk: Desk,
-    poke: Callable[[], None],
-    hand_on: Callable[[jax.Array], None] | None,
-  ):
-    """Makes a run of all the stage's groups, none of which is granted.
-
-    Args:
-      poke: makes the owner look again whether a group may start.
-      hand_on: takes what the next stage needs; None on the last one.
-    """
-    self.run = run
-    self._desk = desk
-    self._poke = poke
-    self._hand_on = hand_on
-    self._inputs: ChunkInputs | None = None
-    self._x: jax.Array | None = None
-    self._granted = [False] * len(desk.model.groups)
-    self._next = 0
-    self._started_s: float | None = None
-
-  @property
-  def groups(self) -> Sequence[Layers]:
-    return self._desk.model.groups
-
-  @property
-  def writes(self) -> set[int]:
-    """The pages it writes."""
-    chunk, page_tokens = self.run.chunk, self._desk.model.page_tokens
-    first, last = chunk.start // page_tokens, -(-chunk.stop // page_tokens)
-    return set(chunk.pages[first:last])
-
-  @property
-  def is_open(self) -> bool:
-    """Whether there is more to dispatch."""
-    return self._next < len(self._granted) and not self.run.is_stopped
-
-  def grant(self, group: int, error: str) -> None:
-    """What it waits for is done with a group's layers, or failed."""
-    if error:
-      self.run.stop('failed', error)
-    self._granted[group] = True
-    self._poke()
-
-  def advance(self) -> bool:
-    """Dispatches the next group if it may start now."""
-    slots = self._desk.group_slots
-    if not self._granted[self._next] or not slots.acquire(blocking=False):
-      return False
-    if not self.run.begin():
-      slots.release()
-      return False
-    since_s = self._desk.reader.now_s()
-    try:
-      with TraceAnnotation('mooncake.prefill'):
-        out = self._dispatch()
-    except Exception as error:
-      slots.release()
-      self.run.stop('failed', describe(error))
-      self.run.landed()
-      return False
-    group, self._next = self._next, self._next + 1
-    self.run.computed(self.groups[group])
-    self._desk.reader.expect(
-      out, partial(self._ready, group, out), self._failed, since_s
-    )
-    return True
-
-  def _dispatch(self) -> jax.Array:
-    model = self._desk.model
-    model.check_pool()
-    if self._inputs is None:
-      self._inputs = model.chunk_inputs(self.run.chunk)
-    self._x = model.prefill(self._inputs, self._next, self._x)
-    if self._next == len(self.groups) - 1 and self._hand_on is None:
-      self._x.copy_to_host_async()
-    return self._x
-
-  def _ready(
-    self, group: int, out: jax.Array, started_s: float, ended_s: float
-  ) -> None:
-    """On the reader's thread: a group was computed."""
-    self._free_slot()
-    if self._started_s is None:
-      self._started_s = started_s
-    if group == len(self.groups) - 1:
-      self.run.left_stage(self._started_s, ended_s)
-      if self._hand_on is not None:
-        self._hand_on(out)
-      else:
-        token = int(np.asarray(out)) if self.run.chunk.sampling else None
-        self.run.complete(token)
-    self.run.landed()
-
-  def _failed(self, error: Exception) -> None:
-    self._free_slot()
-    self.run.stop('failed', describe(error))
-    self.run.landed()
-
-  def _free_slot(self) -> None:
-    self._desk.group_slots.release()
-    self._poke()

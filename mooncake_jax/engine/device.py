@@ -157,7 +157,7 @@ class DeviceBackend:
     assert not self._inbox.has_open, 'works are under way'
     self._start_s = self._clock()
     for instance in self.instances.values():
-      instance.reader.restart_clock()
+      instance.restart_clock()
 
   def prefill(
     self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
@@ -181,7 +181,7 @@ class DeviceBackend:
       self._open(), batch, max_steps, self.now_s, self._inbox.post
     )
     self._cancel[task.work_id] = task.cancel
-    self._at(instance).owner.post(task)
+    self._at(instance).start_decode(task)
     return task.work_id
 
   def transfer(

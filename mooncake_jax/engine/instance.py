@@ -1,31 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """One instance of the engine: its memory and the threads that serve it.
 
-owner    runs programs on the devices; the only one to touch the pool
+owner    runs programs on a stage's devices; the only one to touch its pool
 reader   waits for what the owner dispatched, in order
 links    move arrays into the devices and into the pinned host segment
 write, read   (with an SSD) copy parts to its segment and from it
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.engine import mpmd
 from mooncake_jax.engine.assign import Device
 from mooncake_jax.engine.chunk_run import ChunkRun
-from mooncake_jax.engine.chunk_run import StageRun
+from mooncake_jax.engine.decode_run import DecodeTask
 from mooncake_jax.engine.mesh_model import MeshModel
+from mooncake_jax.engine.mpmd import StagePipe
+from mooncake_jax.engine.mpmd import When
 from mooncake_jax.engine.owner import Owner
 from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.reader import Reader
 from mooncake_jax.engine.spec import InstanceSpec
+from mooncake_jax.engine.stage import Stage
 from mooncake_jax.engine.tasks import Desk
 from mooncake_jax.engine.weights import Weights
 from mooncake_jax.model import sharding
@@ -34,8 +39,6 @@ from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.entry import BlockFormat
 from mooncake_jax.transfer.far import FarTier
-from mooncake_jax.transfer.heads import DevicePlace
-from mooncake_jax.transfer.heads import HostPlace
 from mooncake_jax.transfer.links import Link
 from mooncake_jax.transfer.segment import HostSegment
 from mooncake_jax.transfer.ssd import SsdSegment
@@ -56,15 +59,25 @@ class Instance:
     on_crash: Callable[[str, BaseException], None],
     prefill_program: Callable[..., Any],
   ):
-    """Allocates pool and parameters and starts the threads."""
+    """Allocates pools and parameters and starts the threads."""
     self.spec = spec
     self.num_kv_heads = config.num_kv_heads
-    mesh = sharding.make_mesh(devices, config)
-    groups = spec.layer_groups(0, config.num_layers)
-    placed = weights.on(mesh, spec.unroll, groups)
-    self.model = MeshModel(
-      config, spec, mesh, placed, groups, layout, kv_dtype, prefill_program
-    )
+    self.page_tokens = layout.page_tokens
+    self._now_s = now_s
+    self._on_crash = on_crash
+    models = [
+      MeshModel(
+        config,
+        spec,
+        mesh,
+        weights.on(mesh, spec.unroll, groups),
+        groups,
+        layout,
+        kv_dtype,
+        prefill_program,
+      )
+      for mesh, groups in _places(config, spec, devices)
+    ]
     self.segment = HostSegment(spec.name, spec.host_bytes)
     block = BlockFormat(
       layout.num_layers,
@@ -74,48 +87,68 @@ class Instance:
       jax.numpy.dtype(kv_dtype),
     )
     self._ssd = open_ssd(spec, block)
-    self.device_place = DevicePlace(mesh)
-    self.host_place = HostPlace(mesh)
     staging = spec.staging_limit(layout.num_layers * layout.token_layer_bytes)
-    self.staging = ByteBudget(staging, lambda: self.owner.poke())
+    self.stages: list[Stage] = []
+    self.staging = ByteBudget(staging, self._poke)
     self.arrived = ByteBudget(staging)
-    self.reader = Reader(f'{spec.name}-reader', now_s, on_crash)
-    self._now_s = now_s
-    self._desk = Desk(self.model, self.reader, self.staging)
-    self.owner = Owner(f'{spec.name}-owner', self._desk, on_crash)
+    for model in models:
+      self.stages.append(self._stage(model))
     self.device_link = Link(f'{spec.name}-device', on_crash, self.arrived)
     self.host_link = Link(f'{spec.name}-host', on_crash)
     self.ssd = (
       None if self._ssd is None else FarTier(self._ssd, on_crash, staging)
     )
 
+  def _stage(self, model: MeshModel) -> Stage:
+    """Starts the threads of a stage."""
+    name = self.spec.name
+    if self.spec.num_stages > 1:
+      name += f'-stage{len(self.stages)}'
+    reader = Reader(f'{name}-reader', self._now_s, self._on_crash)
+    desk = Desk(model, reader, self.staging)
+    owner = Owner(f'{name}-owner', desk, StagePipe(), self._on_crash)
+    layers = (model.groups[0][0], model.groups[-1][1])
+    return Stage(layers, desk, owner)
+
   @property
-  def groups(self) -> tuple[Layers, ...]:
+  def groups(self) -> list[Layers]:
     """Layer ranges that a chunk is computed in, one by one."""
-    return self.model.groups
+    return [g for stage in self.stages for g in stage.desk.model.groups]
+
+  def stages_of(self, layers: Layers) -> list[tuple[Stage, Layers]]:
+    """The stages that have some of the layers, and which."""
+    shares = [(stage, stage.shared(layers)) for stage in self.stages]
+    return [(stage, share) for stage, share in shares if share]
 
   def start_chunk(
     self,
     work_id: WorkId,
     chunk: PrefillChunk,
-    when: Callable[[Layers, Callable[[str], None]], None],
+    when: When,
     computed: Callable[[Layers], None],
     end: Callable[[Completion], None],
   ) -> ChunkRun:
-    """Starts a chunk on the stages.
-
-    Args:
-      when: calls back once what the chunk waits for is done with a layer
-        range, or with an error.
-      computed, end: see `ChunkRun`.
-    """
-    poke = self.owner.poke
-    run = ChunkRun(work_id, chunk, self._now_s, computed, end, poke)
-    stage = StageRun(run, self._desk, poke, None)
-    self.owner.post(stage)
-    for i, layers in enumerate(stage.groups):
-      when(layers, partial(stage.grant, i))
+    """Starts a chunk on the stages; see `ChunkRun` and `mpmd.start`."""
+    run = ChunkRun(work_id, chunk, self._now_s, computed, end, self._poke)
+    mpmd.start(run, self.stages, when)
     return run
+
+  def start_decode(self, task: DecodeTask) -> None:
+    """Starts a decode work."""
+    if len(self.stages) > 1:
+      task.fail(ValueError(f'{self.spec.name} has stages: it only prefills'))
+      return
+    self.stages[0].owner.post(task)
+
+  def restart_clock(self) -> None:
+    """The clock was set to 0. Only while nothing is under way."""
+    for stage in self.stages:
+      stage.desk.reader.restart_clock()
+
+  def _poke(self) -> None:
+    """Makes all owners look again what may go on. Any thread may call."""
+    for stage in self.stages:
+      stage.owner.poke()
 
   def adopt(self) -> list[tuple[BlockKey, int]]:
     """Whole blocks that an earlier process left on the SSD: (key, bytes)."""
@@ -128,8 +161,21 @@ class Instance:
       self.ssd.close()
     self.device_link.close()
     self.host_link.close()
-    self.owner.close()
-    self.reader.close()
+    for stage in self.stages:
+      stage.owner.close()
+    for stage in self.stages:
+      stage.desk.reader.close()
+
+
+def _places(
+  config: ModelConfig, spec: InstanceSpec, devices: Sequence[Device]
+) -> Iterator[tuple[Mesh, tuple[Layers, ...]]]:
+  """The sub-mesh and the layer groups of each stage."""
+  ranges = spec.stage_ranges(config.num_layers)
+  size = len(devices) // len(ranges)
+  for i, layers in enumerate(ranges):
+    own = devices[i * size : (i + 1) * size]
+    yield sharding.make_mesh(own, config), spec.layer_groups(*layers)
 
 
 def open_ssd(spec: InstanceSpec, block: BlockFormat) -> SsdSegment | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One instance's parameters and KV pool on its mesh, and the programs on them.
+"""A stage's parameters and KV pool on its mesh, and the programs on them.
 
-All methods but the constructor run on the instance's owner thread, inside its
+All methods but the constructor run on the stage's owner thread, inside its
 mesh: the pool is donated to every program that writes it. They dispatch and
 return; nobody waits here. Host arrays are made anew each time, for a CPU
 device uses them in place.
@@ -84,10 +84,15 @@ class MeshModel:
     self._params = join_params(params)
     self._table_pages = layout.pages_for(spec.max_tokens)
     self._whole = NamedSharding(mesh, PartitionSpec())
-    first = self.groups[0][0]
+    self._first = first = groups[0][0]
     self._first_layers = [self._put(np.int32(a - first)) for a, _ in groups]
     self._kv = kv_pool.init_pool(
-      config, spec.num_pages, layout.page_tokens, kv_dtype, mesh
+      config,
+      spec.num_pages,
+      layout.page_tokens,
+      kv_dtype,
+      mesh,
+      groups[-1][1] - first,
     )
     self.copies_now = self.can_copy_now = cpu_copies.on_cpu(self._kv)
 
@@ -143,6 +148,15 @@ class MeshModel:
     )
     return out
 
+  def take(self, x: jax.Array) -> jax.Array:
+    """Brings what another stage computed onto the mesh. Any thread."""
+    return jax.device_put(x, self._whole)
+
+  def written_pages(self, chunk: PrefillChunk) -> set[int]:
+    """The pages that a chunk writes."""
+    last = -(-chunk.stop // self.page_tokens)
+    return set(chunk.pages[chunk.start // self.page_tokens : last])
+
   def batch(self, rows: Sequence[DecodeRow]) -> decode.DecodeState:
     """Puts a batch on the devices, padded with inactive rows."""
     B = bucket(len(rows), self.spec.batch_sizes, 'rows')
@@ -184,7 +198,7 @@ class MeshModel:
     self, pages: tuple[int, ...], start_layer: int, stop_layer: int
   ) -> jax.Array:
     """Returns pages of a layer range as a block [L, 2, S, K, H]."""
-    pages_n, start = self._pages(pages), np.int32(start_layer)
+    pages_n, start = self._pages(pages), np.int32(start_layer - self._first)
     num_layers = stop_layer - start_layer
     return kv_pool.gather_pages(self._kv, pages_n, start, num_layers)
 
@@ -195,7 +209,8 @@ class MeshModel:
     if not self._is_at_rest:
       return None
     pages_n = self._pages(pages)
-    return cpu_copies.copy_out(self._kv, pages_n, start_layer, stop_layer)
+    first, last = start_layer - self._first, stop_layer - self._first
+    return cpu_copies.copy_out(self._kv, pages_n, first, last)
 
   def copy_in_now(
     self,
@@ -209,7 +224,8 @@ class MeshModel:
     """
     if not self._is_at_rest:
       return False
-    cpu_copies.copy_in(self._kv, self._pages(pages), start_layer, blocks)
+    first = start_layer - self._first
+    cpu_copies.copy_in(self._kv, self._pages(pages), first, blocks)
     return True
 
   @property
@@ -222,7 +238,7 @@ class MeshModel:
     self, pages: tuple[int, ...], start_layer: int, block_L2SKH: jax.Array
   ) -> jax.Array:
     """Writes a block into pages; what it returns is ready when it is done."""
-    pages_n, start = self._pages(pages), np.int32(start_layer)
+    pages_n, start = self._pages(pages), np.int32(start_layer - self._first)
     self._kv, done = kv_pool.scatter_pages(
       self._kv, pages_n, block_L2SKH, start
     )

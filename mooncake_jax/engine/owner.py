@@ -10,13 +10,19 @@ of a decode work it takes a turn of at most `TASKS_A_TURN` tasks and one group.
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 import heapq
 import itertools
 import threading
+from typing import Any
+from typing import NamedTuple
+from typing import Protocol
 
 import jax
 
-from mooncake_jax.engine.chunk_run import StageRun
 from mooncake_jax.engine.decode_run import DecodeRun
 from mooncake_jax.engine.decode_run import DecodeTask
 from mooncake_jax.engine.tasks import Desk
@@ -25,7 +31,49 @@ from mooncake_jax.engine.tasks import Task
 
 TASKS_A_TURN = 16
 
-Posted = Task | DecodeTask | StageRun
+
+class PipeRun(Protocol):
+  """A chunk that is given to a pipe."""
+
+  @property
+  def writes(self) -> set[int]:
+    """The pages it writes."""
+    ...
+
+  @property
+  def is_open(self) -> bool:
+    """Whether there is more to dispatch."""
+    ...
+
+
+class Pipe(Protocol):
+  """Chunks in the order given, as far as they are not dispatched."""
+
+  @property
+  def runs(self) -> Iterable[PipeRun]: ...
+
+  def add(self, run: Any) -> None: ...
+
+  def advance(self) -> bool:
+    """Dispatches the next program if one may start now."""
+    ...
+
+
+Posted = tuple[Task | DecodeTask, Desk] | PipeRun
+
+
+class _Gather(NamedTuple):
+  """A gather held back; those of lower priority value first.
+
+  Attributes:
+    earlier: chunks begun before it that write its pages.
+  """
+
+  priority: int
+  order: int
+  task: GatherTask
+  desk: Desk
+  earlier: Sequence[PipeRun]
 
 
 class Owner:
@@ -35,9 +83,16 @@ class Owner:
     self,
     name: str,
     desk: Desk,
+    pipe: Pipe,
     on_crash: Callable[[str, BaseException], None],
   ):
-    """Starts the thread; `on_crash` is called if the thread itself fails."""
+    """Starts the thread.
+
+    Args:
+      desk: what it decodes with, and where tasks go that name no other.
+      pipe: where it puts chunks.
+      on_crash: called if the thread itself fails.
+    """
     self._name = name
     self._desk = desk
     self._on_crash = on_crash
@@ -47,16 +102,22 @@ class Owner:
     self._is_closed = False
     # The rest belongs to the owner thread.
     self._decode: DecodeRun | None = None
-    self._chunks: deque[StageRun] = deque()
-    self._gathers: list[tuple[int, int, GatherTask, list[StageRun]]] = []
+    self._pipe = pipe
+    self._gathers: list[_Gather] = []
     self._order = itertools.count()
     self._thread = threading.Thread(target=self._main, name=name, daemon=True)
     self._thread.start()
 
-  def post(self, task: Posted) -> None:
+  def post(self, task: Task | DecodeTask, desk: Desk | None = None) -> None:
     """Queues a task. Any thread may call."""
     with self._changed:
-      self._queue.append(task)
+      self._queue.append((task, desk or self._desk))
+      self._changed.notify()
+
+  def post_chunk(self, run: PipeRun) -> None:
+    """Queues a chunk for the pipe. Any thread may call."""
+    with self._changed:
+      self._queue.append(run)
       self._changed.notify()
 
   def poke(self) -> None:
@@ -76,8 +137,11 @@ class Owner:
     try:
       with jax.set_mesh(self._desk.model.mesh):
         while (tasks := self._take()) is not None:
-          for task in tasks:
-            self._run(task)
+          for posted in tasks:
+            if isinstance(posted, tuple):
+              self._run(*posted)
+            else:
+              self._pipe.add(posted)
           self._run_gathers()
           self._advance_chunk()
           self._advance_decode()
@@ -98,37 +162,40 @@ class Owner:
         tasks.append(self._queue.popleft())
       return tasks
 
-  def _run(self, task: Posted) -> None:
-    if isinstance(task, StageRun):
-      self._chunks.append(task)
-      return
+  def _run(self, task: Task | DecodeTask, desk: Desk) -> None:
     if isinstance(task, GatherTask):
-      order, earlier = next(self._order), self._writers(task)
-      heapq.heappush(self._gathers, (task.priority, order, task, earlier))
+      earlier = self._writers(task)
+      entry = _Gather(task.priority, next(self._order), task, desk, earlier)
+      heapq.heappush(self._gathers, entry)
       self._run_gathers()
-      return
+    elif isinstance(task, DecodeTask):
+      self._try(task, desk, lambda: self._begin_decode(task))
+    else:
+      self._try(task, desk, lambda: task.run(desk))
+
+  def _try(
+    self, task: Task | DecodeTask, desk: Desk, run: Callable[[], None]
+  ) -> None:
+    """Runs it on the stage's mesh; what raises fails the task."""
+    mesh, own = desk.model.mesh, self._desk.model.mesh
     try:
-      self._desk.model.check_pool()
-      if isinstance(task, DecodeTask):
-        self._begin_decode(task)
-      else:
-        task.run(self._desk)
+      desk.model.check_pool()
+      with nullcontext() if mesh is own else jax.set_mesh(mesh):
+        run()
     except Exception as error:
       task.fail(error)
 
-  def _writers(self, task: GatherTask) -> list[StageRun]:
+  def _writers(self, task: GatherTask) -> list[PipeRun]:
     """Chunks begun before it, and not yet dispatched, that write its pages."""
     if task.is_released:
       return []
     pages = set(task.pages)
-    return [run for run in self._chunks if not run.writes.isdisjoint(pages)]
+    return [run for run in self._pipe.runs if not run.writes.isdisjoint(pages)]
 
   def _advance_chunk(self) -> None:
-    """Dispatches the next layer group once nothing else is to be done."""
-    self._chunks = deque(run for run in self._chunks if run.is_open)
-    if not self._chunks or self._queue or not self._chunks[0].advance():
-      return
-    self.poke()  # there may be more, and gathers may have waited for it
+    """Dispatches a program of the pipe once nothing else is to be done."""
+    if not self._queue and self._pipe.advance():
+      self.poke()  # there may be more, and gathers may have waited for it
 
   def _begin_decode(self, task: DecodeTask) -> None:
     if self._decode is not None:
@@ -153,16 +220,17 @@ class Owner:
 
   def _run_gathers(self) -> None:
     """Dispatches gathers by priority while staging bytes are free."""
-    waiting: list[tuple[int, int, GatherTask, list[StageRun]]] = []
+    waiting: list[_Gather] = []
     while self._gathers:
       entry = heapq.heappop(self._gathers)
-      _, _, task, earlier = entry
+      task, desk = entry.task, entry.desk
       if not task.is_live():
         continue
-      if any(run.is_open for run in earlier) or self._is_written(task):
+      is_early = any(run.is_open for run in entry.earlier)
+      if is_early or self._is_written(task):
         waiting.append(entry)
-      elif self._desk.staging.try_take(task.num_bytes):
-        self._dispatch(task)
+      elif desk.staging.try_take(task.num_bytes):
+        self._try(task, desk, partial(task.run, desk))
       else:
         waiting.append(entry)
         break
@@ -174,10 +242,3 @@ class Owner:
     return self._decode is not None and not self._decode.writes.isdisjoint(
       task.pages
     )
-
-  def _dispatch(self, task: GatherTask) -> None:
-    try:
-      self._desk.model.check_pool()
-      task.run(self._desk)
-    except Exception as error:
-      task.fail(error)

@@ -15,6 +15,7 @@ Whoever holds a piece asks the book before it writes anything.
 from collections.abc import Callable
 from collections.abc import Mapping
 from functools import partial
+import itertools
 from typing import Any
 
 from mooncake_jax.backend import DevicePages
@@ -22,12 +23,13 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.engine import far_routes
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.instance import Instance
+from mooncake_jax.engine.progress import Layers
+from mooncake_jax.engine.stage import Stage
 from mooncake_jax.engine.tasks import GatherTask
 from mooncake_jax.engine.tasks import ScatterTask
 from mooncake_jax.transfer.book import TransferBook
 from mooncake_jax.transfer.checksum import ChecksumError
 from mooncake_jax.transfer.far import FarTier
-from mooncake_jax.transfer.heads import HeadSlices
 from mooncake_jax.transfer.links import Move
 from mooncake_jax.transfer.op_run import OpRun
 from mooncake_jax.transfer.page_copies import split_pages
@@ -38,6 +40,18 @@ from mooncake_jax.transfer.segment import with_checksum
 
 def no_one() -> None:
   """Nobody waits for the source's memory."""
+
+
+def _layers(part: Part) -> Layers:
+  return part.start_layer, part.stop_layer
+
+
+def _last_of(count: int, call: Callable[[], None]) -> Callable[[], None]:
+  """What makes the call when it is called for the `count`-th time."""
+  if count == 1:
+    return call
+  calls = itertools.count(1)
+  return lambda: call() if next(calls) == count else None
 
 
 class Routes:
@@ -80,51 +94,82 @@ class Routes:
       if len(op.dst.pages) != len(src.pages):
         raise ValueError(f'{len(src.pages)} pages to {len(op.dst.pages)}')
       pieces = split_pages(len(src.pages), self._copy_sizes)
-    run.num_pieces = len(pieces)
-    for piece in pieces:
-      pages = src.pages[piece]
-      num_layers = op.stop_layer - op.start_layer
-      num_bytes = self._num_bytes(instance, len(pages), num_layers)
-      instance.owner.post(
-        GatherTask(
-          pages,
-          op.start_layer,
-          op.stop_layer,
-          num_bytes,
-          run.work.priority,
-          lambda: run.is_live,
-          partial(self.book.begin, run),
-          partial(self._gathered, run, piece, instance, num_bytes),
-          partial(self._fail, run),
-          is_released=bool(run.work.after),
-        )
-      )
+    sources = instance.stages_of((op.start_layer, op.stop_layer))
+    run.num_pieces = len(pieces) * sum(
+      len(self._ways(run, layers)) for _, layers in sources
+    )
+    for stage, layers in sources:
+      for piece in pieces:
+        self._gather(run, instance, stage, layers, piece)
 
-  def _gathered(
+  def _gather(
     self,
     run: OpRun,
-    piece: slice,
     instance: Instance,
-    num_bytes: int,
-    slices: HeadSlices,
+    stage: Stage,
+    layers: Layers,
+    piece: slice,
   ) -> None:
+    """Has a stage copy its layers of some of the pages out."""
+    assert isinstance(run.op.src, DevicePages)
+    pages = run.op.src.pages[piece]
+    num_bytes = self._num_bytes(instance, len(pages), layers[1] - layers[0])
     left = partial(instance.staging.give, num_bytes)
-    op = run.op
-    part = Part(op.start_layer, op.stop_layer, slices)
-    self._send(run, part, piece, left)
+    stage.post(
+      GatherTask(
+        pages,
+        *layers,
+        num_bytes,
+        run.work.priority,
+        lambda: run.is_live,
+        partial(self.book.begin, run),
+        lambda slices: self._send_all(run, Part(*layers, slices), piece, left),
+        partial(self._fail, run),
+        is_released=bool(run.work.after),
+      )
+    )
 
   def _start_from_replica(self, run: OpRun, src: Replica) -> None:
     if tier := self._tiers.get(src.segment):
-      far_routes.read(run, self.book, tier, src, self._send)
+      far_routes.read(run, self.book, tier, src, self._send_more)
       return
     op, segment = run.op, self._at(src.segment).segment
     parts = segment.read(src.replica_id, op.start_layer, op.stop_layer)
-    run.num_pieces = len(parts)
+    run.num_pieces = sum(len(self._ways(run, _layers(part))) for part in parts)
     for part in parts:
-      self._send(run, part, slice(None), no_one)
+      self._send_all(run, part, slice(None), no_one)
+
+  def _ways(self, run: OpRun, layers: Layers) -> list[Stage | None]:
+    """Where the op's share of a part goes: to stages, else to one segment."""
+    op = run.op
+    if isinstance(op.dst, Replica):
+      return [None]
+    wanted = max(op.start_layer, layers[0]), min(op.stop_layer, layers[1])
+    return [stage for stage, _ in self._at(op.dst.instance).stages_of(wanted)]
+
+  def _send_more(
+    self, run: OpRun, part: Part, piece: slice, left: Callable[[], None]
+  ) -> None:
+    """`_send_all` of a part that was counted as one piece."""
+    self.book.add_pieces(run, len(self._ways(run, _layers(part))) - 1)
+    self._send_all(run, part, piece, left)
+
+  def _send_all(
+    self, run: OpRun, part: Part, piece: slice, left: Callable[[], None]
+  ) -> None:
+    """Sends a part to each stage of the destination that has its layers."""
+    ways = self._ways(run, _layers(part))
+    last_left = _last_of(len(ways), left)
+    for stage in ways:
+      self._send(run, part, piece, stage, last_left)
 
   def _send(
-    self, run: OpRun, part: Part, piece: slice, left: Callable[[], None]
+    self,
+    run: OpRun,
+    part: Part,
+    piece: slice,
+    stage: Stage | None,
+    left: Callable[[], None],
   ) -> None:
     """Puts a part on the link to the op's destination."""
     op = run.op
@@ -138,13 +183,15 @@ class Routes:
     if isinstance(op.dst, Replica):
       instance = self._at(op.dst.segment)
       may_run_now = instance.spec.checksums != 'all'  # computing one is work
-      link, place = instance.host_link, instance.host_place
+      ((at, _), *_) = instance.stages_of(_layers(part))
+      link, place = instance.host_link, at.host_place
       arrived = partial(self._keep, run, instance, op.dst, part)
     else:
+      assert stage is not None
       instance = self._at(op.dst.instance)
-      link, place = instance.device_link, instance.device_place
+      link, place = instance.device_link, stage.device_place
       pages = op.dst.pages[piece]
-      arrived = partial(self._write, run, instance, pages, part)
+      arrived = partial(self._write, run, instance, stage, pages, part)
     routes = tuple(place.targets(len(part.slices)))
     link.submit(
       Move(
@@ -191,22 +238,23 @@ class Routes:
     self,
     run: OpRun,
     instance: Instance,
+    stage: Stage,
     pages: tuple[int, ...],
     part: Part,
     moved: list[Any],
   ) -> None:
     """On the device link's thread: hands the block to the pool's owner."""
-    op, first = run.op, max(run.op.start_layer, part.start_layer)
-    last = min(op.stop_layer, part.stop_layer)
+    first = max(run.op.start_layer, part.start_layer, stage.layers[0])
+    last = min(run.op.stop_layer, part.stop_layer, stage.layers[1])
     layers = (first - part.start_layer, last - part.start_layer)
-    num_tokens = len(pages) * instance.model.page_tokens
+    num_tokens = len(pages) * instance.page_tokens
     if moved[0].shape[2] != num_tokens:
       raise ValueError(f'{moved[0].shape[2]} tokens to {len(pages)} pages')
-    block, local = instance.device_place.arrived(
+    block, local = stage.device_place.arrived(
       moved, len(part.slices), instance.num_kv_heads, layers
     )
     num_bytes = self._num_bytes(instance, len(pages), last - first)
-    instance.owner.post(
+    stage.post(
       ScatterTask(
         pages,
         first,
@@ -231,7 +279,7 @@ class Routes:
   def _num_bytes(
     self, instance: Instance, num_pages: int, num_layers: int
   ) -> int:
-    num_tokens = num_pages * instance.model.page_tokens
+    num_tokens = num_pages * instance.page_tokens
     return num_tokens * num_layers * self._token_layer_bytes
 
   def _fail(self, run: OpRun, error: Exception) -> None:

@@ -21,7 +21,8 @@ class InstanceSpec:
     role: what `warmup` compiles; any instance can run any work.
     num_pages: of the device pool, scratch page 0 included.
     max_tokens: longest sequence, prompt and output together.
-    num_devices: tensor parallelism; the next devices not yet given away.
+    num_devices: tensor parallelism of a stage; every stage gets so many of
+      the devices not yet given away.
     devices: positions in `jax.devices()` instead; may be shared.
     chunk_buckets: chunks are padded to one of these lengths, in tokens.
     max_batch: rows in a decode batch.
@@ -38,6 +39,8 @@ class InstanceSpec:
       KVCache of four chunks, at least 64 MiB: two chunks' blocks on their way
       to the store and to decode. What finds no room waits behind the next
       chunk.
+    stage_layers: layers of each stage of a pipeline; () is one stage of all.
+      Only for prefill.
     layers_per_group: a chunk is computed so many layers at a time, so that
       their KVCache leaves while the next compute; None is all at once.
     unroll: one program part a layer (fast on CPU), else a scan over stacked
@@ -59,6 +62,7 @@ class InstanceSpec:
   ssd_sync: bool = False
   checksums: Checksums = 'ssd'
   staging_bytes: int | None = None
+  stage_layers: tuple[int, ...] = ()
   layers_per_group: int | None = None
   unroll: bool = True
 
@@ -67,6 +71,10 @@ class InstanceSpec:
     for field in (*counts, 'staging_bytes', 'layers_per_group'):
       if (value := getattr(self, field)) is not None and value < 1:
         self._refuse(field, 'must be >= 1')
+    if self.stage_layers and min(self.stage_layers) < 1:
+      self._refuse('stage_layers', 'must be >= 1 each')
+    if self.num_stages > 1 and self.role != 'prefill':
+      self._refuse('role', f'must be prefill with {self.num_stages} stages')
     if self.num_pages < 2:
       self._refuse('num_pages', 'must be >= 2, page 0 is scratch')
     for field in ('host_bytes', 'ssd_bytes'):
@@ -90,6 +98,17 @@ class InstanceSpec:
     if self.staging_bytes is not None:
       return self.staging_bytes
     return max(4 * max(self.chunk_buckets) * token_bytes, LEAST_STAGING_BYTES)
+
+  @property
+  def num_stages(self) -> int:
+    return max(len(self.stage_layers), 1)
+
+  def stage_ranges(self, num_layers: int) -> tuple[tuple[int, int], ...]:
+    """Layers [start, stop) of each stage: (2, 1) gives [0, 2), [2, 3)."""
+    if self.stage_layers and sum(self.stage_layers) != num_layers:
+      self._refuse('stage_layers', f'must add up to {num_layers=}')
+    ends = itertools.accumulate(self.stage_layers or (num_layers,), initial=0)
+    return tuple(itertools.pairwise(ends))
 
   def layer_groups(self, start: int, stop: int) -> tuple[tuple[int, int], ...]:
     """Layers [start, stop), cut at multiples of `layers_per_group`.

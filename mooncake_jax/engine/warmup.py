@@ -15,6 +15,7 @@ from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.engine.device import DeviceBackend
+from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.request import Sampling
 
@@ -53,7 +54,11 @@ def warmup(backend: DeviceBackend) -> float:
 @contextmanager
 def _by_programs(backend: DeviceBackend) -> Iterator[None]:
   """Has pages copied by programs, as they are while a CPU is busy."""
-  models = [instance.model for instance in backend.instances.values()]
+  models = [
+    stage.desk.model
+    for instance in backend.instances.values()
+    for stage in instance.stages
+  ]
   for model in models:
     model.copies_now = False
   yield
@@ -95,19 +100,19 @@ def _batch(
 
 
 def _copies(backend: DeviceBackend) -> Iterator[TransferOp]:
-  """One copy of each shape from each instance to itself and, where heads are
-  split otherwise, to the others."""
+  """One copy of each shape from each instance to itself and, where heads or
+  layers are split otherwise, to the others."""
   layout = backend.layout
-  lengths = {stop - start: start for start, stop in layout.layer_ranges}
   instances = backend.instances
   for source, at in instances.items():
     for target, to in instances.items():
-      same_split = at.model.mesh.shape['kv'] == to.model.mesh.shape['kv']
-      if source != target and same_split:
+      if source != target and _split(at) == _split(to):
         continue
-      for length, start in lengths.items():
+      shapes = {
+        (_shares(at, r), _shares(to, r)): r for r in layout.layer_ranges
+      }
+      for layers in shapes.values():
         for size in backend.copy_sizes:
-          layers = (start, start + length)
           num_bytes = layout.part_bytes(size, layers)
           pages = (0,) * size
           yield TransferOp(
@@ -116,3 +121,17 @@ def _copies(backend: DeviceBackend) -> Iterator[TransferOp]:
             *layers,
             num_bytes,
           )
+
+
+def _split(instance: Instance) -> tuple:
+  """How the instance's devices divide heads and layers."""
+  kv = instance.stages[0].desk.model.mesh.shape['kv']
+  return kv, *(stage.layers for stage in instance.stages)
+
+
+def _shares(instance: Instance, layers: tuple[int, int]) -> tuple:
+  """Which stages have how many of the layers, from which on."""
+  return tuple(
+    (stage, start - layers[0], stop - start)
+    for stage, (start, stop) in instance.stages_of(layers)
+  )

@@ -70,6 +70,11 @@ class TransferBook:
     self._time_out(run)
     return False
 
+  def add_pieces(self, run: OpRun, count: int) -> None:
+    """A piece under way goes on as so many more than one."""
+    with self._lock:
+      run.num_pieces += count
+
   def piece_arrived(self, run: OpRun, num_bytes: int) -> None:
     """Counts a piece; the last one completes the op."""
     with self._lock:

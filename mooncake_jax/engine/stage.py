@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stage: a layer range of an instance on devices of its own."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from mooncake_jax.engine.owner import Owner
+from mooncake_jax.engine.progress import Layers
+from mooncake_jax.engine.tasks import Desk
+from mooncake_jax.engine.tasks import Task
+from mooncake_jax.transfer.heads import DevicePlace
+from mooncake_jax.transfer.heads import HostPlace
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+  """Its pool and parameters (`desk.model`), and the thread that uses them.
+
+  Attributes:
+    layers: [start, stop) of the model.
+    owner: of this stage alone, or of all stages that run one program.
+  """
+
+  layers: Layers
+  desk: Desk
+  owner: Owner
+
+  def post(self, task: Task) -> None:
+    """Queues a copy out of the pool or into it. Any thread may call."""
+    self.owner.post(task, self.desk)
+
+  def shared(self, layers: Layers) -> Layers | None:
+    """Which of the layers it has."""
+    start = max(layers[0], self.layers[0])
+    stop = min(layers[1], self.layers[1])
+    return (start, stop) if start < stop else None
+
+  @cached_property
+  def device_place(self) -> DevicePlace:
+    return DevicePlace(self.desk.model.mesh)
+
+  @cached_property
+  def host_place(self) -> HostPlace:
+    return HostPlace(self.desk.model.mesh)
