@@ -10,7 +10,6 @@ from cost_pieces import polynomial
 from cost_pieces import roofline
 from mooncake_jax.costs import chunks
 from mooncake_jax.costs import pipeline
-from mooncake_jax.costs.best_chunk import best_chunk_tokens
 from mooncake_jax.costs.best_chunk import ideal_chunk_tokens
 from mooncake_jax.costs.chunks import chunk_stops
 from mooncake_jax.costs.chunks import dynamic_chunk_tokens
@@ -240,7 +239,7 @@ def test_the_best_size_is_no_worse_than_any(
       costs, num_tokens, 0, size, layers, chunking=chunking, quantum=64
     )
 
-  best = best_chunk_tokens(
+  best = pipeline.best_chunk_tokens(
     costs, num_tokens, 0, layers, sizes, chunking=chunking, quantum=64
   )
   assert best in sizes and seconds(best) == min(map(seconds, sizes))
@@ -249,7 +248,7 @@ def test_the_best_size_is_no_worse_than_any(
 def test_more_stages_want_smaller_chunks_than_one():
   sizes = [512 << i for i in range(8)]
   best = [
-    best_chunk_tokens(
+    pipeline.best_chunk_tokens(
       polynomial(), 65536, 0, pipeline.stage_shares(80, stages), sizes
     )
     for stages in (1, 2, 4, 8)
@@ -260,7 +259,7 @@ def test_more_stages_want_smaller_chunks_than_one():
 
 def test_nothing_to_choose_from_is_named():
   with pytest.raises(ValueError, match=r'sizes=\(\)'):
-    best_chunk_tokens(polynomial(), 9, 0, (1,), ())
+    pipeline.best_chunk_tokens(polynomial(), 9, 0, (1,), ())
 
 
 @settings(max_examples=40, deadline=None)
@@ -287,7 +286,7 @@ def test_the_ideal_size_is_hardly_worse_than_the_best_by_search(
     )
 
   sizes = [round(128 * 2 ** (i / 4)) for i in range(40)]
-  best = best_chunk_tokens(
+  best = pipeline.best_chunk_tokens(
     costs, num_tokens, 0, layers, sizes, chunking=chunking
   )
   ideal = ideal_chunk_tokens(costs, num_tokens, stages, chunking)

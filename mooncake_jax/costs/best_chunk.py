@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk size that lets a prompt through a pipeline soonest.
+"""Where the best chunk size of a pipeline lies, in closed form.
 
-By search for any cost model, in closed form for a polynomial. There the
-makespan of n chunks on s even stages, whose times do not fall, is
+`costs.pipeline.best_chunk_tokens` searches for it with any cost model. For a
+polynomial, the makespan of n chunks on s even stages, whose times do not fall,
+is
 
   T = (sum of t + (s - 1) * the largest t) / s
 
@@ -18,47 +19,10 @@ c * n + b * N + a * N * N, and dT/dx = 0 gives
 Left out: gamma, a * x * x within a chunk, and that n is a whole number.
 """
 
-from collections.abc import Sequence
 import math
 
 from mooncake_jax.costs.chunks import Chunking
-from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import PolynomialCost
-from mooncake_jax.costs.pipeline import pipelined_prompt_s
-
-
-def best_chunk_tokens(
-  costs: CostModel,
-  num_tokens: int,
-  prefix_tokens: int,
-  stage_layers: Sequence[int],
-  sizes: Sequence[int],
-  *,
-  chunking: Chunking = 'fixed',
-  quantum: int = 1,
-  boundary_s: float = 0.0,
-) -> int:
-  """The size with the least `pipelined_prompt_s`; of equals the largest.
-
-  Raises:
-    ValueError: no sizes to choose from.
-  """
-  if not sizes:
-    raise ValueError(f'sizes={tuple(sizes)} must not be empty')
-
-  def seconds(size: int) -> float:
-    return pipelined_prompt_s(
-      costs,
-      num_tokens,
-      prefix_tokens,
-      size,
-      stage_layers,
-      chunking=chunking,
-      quantum=quantum,
-      boundary_s=boundary_s,
-    )
-
-  return min(sizes, key=lambda size: (seconds(size), -size))
 
 
 def ideal_chunk_tokens(

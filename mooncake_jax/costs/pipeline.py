@@ -172,3 +172,37 @@ def pipelined_prompt_s(
   )
   seconds = chunk_seconds(costs, prefix_tokens, stops)
   return makespan_s(seconds, stage_layers, boundary_s)
+
+
+def best_chunk_tokens(
+  costs: CostModel,
+  num_tokens: int,
+  prefix_tokens: int,
+  stage_layers: Sequence[int],
+  sizes: Sequence[int],
+  *,
+  chunking: Chunking = 'fixed',
+  quantum: int = 1,
+  boundary_s: float = 0.0,
+) -> int:
+  """The size with the least `pipelined_prompt_s`; of equals the largest.
+
+  Raises:
+    ValueError: no sizes to choose from.
+  """
+  if not sizes:
+    raise ValueError(f'sizes={tuple(sizes)} must not be empty')
+
+  def seconds(size: int) -> float:
+    return pipelined_prompt_s(
+      costs,
+      num_tokens,
+      prefix_tokens,
+      size,
+      stage_layers,
+      chunking=chunking,
+      quantum=quantum,
+      boundary_s=boundary_s,
+    )
+
+  return min(sizes, key=lambda size: (seconds(size), -size))
