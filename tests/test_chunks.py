@@ -290,7 +290,8 @@ def test_the_ideal_size_is_hardly_worse_than_the_best_by_search(
     costs, num_tokens, 0, layers, sizes, chunking=chunking
   )
   ideal = ideal_chunk_tokens(costs, num_tokens, stages, chunking)
-  assert seconds(round(ideal)) < 1.03 * seconds(best)
+  # The closed form knows no whole chunks: one more may be begun.
+  assert seconds(round(ideal)) < 1.03 * seconds(best) + base_s / stages
 
 
 def test_one_stage_has_no_bubbles_and_takes_the_prompt_whole():
