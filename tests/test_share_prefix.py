@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes with a JAX runtime each share a prompt's KVCache."""
+"""Two processes with a JAX runtime each share their prompts' KVCache."""
 
 import pytest
 
@@ -13,21 +13,38 @@ try:
 except ImportError as missing:
   pytest.skip(str(missing), allow_module_level=True)
 
+SMALL = (
+  'Model.path=None',
+  'ModelConfig.num_layers=2',
+  'ModelConfig.model_dim=64',
+  'ModelConfig.mlp_dim=64',
+  'ModelConfig.num_heads=4',
+  'ModelConfig.num_kv_heads=2',
+  'ModelConfig.head_dim=16',
+  'ClusterSpec.layers_per_transfer=1',
+  'ChatWorkload.num_sessions=2',
+  'ChatWorkload.max_output_tokens=4',
+)
+
 
 def test_the_second_process_gets_what_the_first_computed():
-  said = share_prefix.share('no such model', 300, storage_mib=64)
-  assert said['first']['hit_tokens'] == 0
-  assert said['first']['put_blocks'] == 2
-  assert said['second']['hit_tokens'] == 256
-  assert said['second']['put_blocks'] == 0
-  assert said['same_tokens']
+  said = share_prefix.share(share_prefix.CONFIG, SMALL, storage_mib=64)
+  first, second = said['first'], said['second']
+  assert said['same_tokens'] and first['completed'] == second['completed'] == 6
+  assert 'remote_store' not in first['reused_tokens']
+  assert second['reused_tokens']['remote_store'] > 0
+  # What the first had to compute, the second had to get, but for the tails.
+  computed = first['prompt_tokens'] - sum(first['reused_tokens'].values())
+  got = second['reused_tokens']['remote_store']
+  assert computed - 6 * 64 <= got <= computed
 
 
 def test_a_killed_owner_costs_a_recomputation_not_a_token():
   with running_master() as master:
     with running_storage(master.address, 64 << 20) as storage:
-      first = share_prefix.serve('no such model', 300, master.address)
+      told = (share_prefix.CONFIG, SMALL, master.address)
+      first = share_prefix.run(*told)
       storage.kill()  # the master does not know yet
-      second = share_prefix.serve('no such model', 300, master.address)
-  assert (first['put_blocks'], second['hit_tokens']) == (2, 0)
-  assert second['answer'] == first['answer']
+      second = share_prefix.run(*told)
+  assert [r.output_tokens for r in first] == [r.output_tokens for r in second]
+  assert not any('remote_store' in r.reused_tokens for r in second)
