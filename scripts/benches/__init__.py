@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+from scripts.benches.conductor import conductor
 from scripts.benches.decode import decode
 from scripts.benches.hits import hits
 from scripts.benches.index import index
@@ -26,4 +27,5 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'master': master,
   'hits': hits,
   'index': index,
+  'conductor': conductor,
 }
