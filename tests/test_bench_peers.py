@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that are measured in turns, and the rows made of their times."""
 
+from dataclasses import replace
 import sys
 import textwrap
 
 import pytest
 
 from engine_pieces import MODEL
+from mooncake_jax.blocks.accounting import kv_bytes
 from scripts.benches import turns as turns_module
+from scripts.benches.cpp import live_bytes
 from scripts.benches.prefill import GEMM
 from scripts.benches.prefill import PEERS
 from scripts.benches.prefill import throughput_rows
@@ -100,3 +103,10 @@ def test_our_program_answers_in_turns():
     assert program.name.startswith('mooncake_jax')
     assert program.work('gemm', count=1).wall_s > 0
     assert program.work('prefill', start=3, stop=24, chunk=16).cpu_s > 0
+
+
+def test_live_arrays_of_a_prompt_are_seen():
+  config = replace(MODEL, max_tokens=128)
+  peak, seconds = live_bytes(config, 128, 32)
+  least = kv_bytes(config, 128, 4) + 4 * config.num_params
+  assert peak >= least and seconds > 0

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 
 from scripts.benches.conductor import conductor
+from scripts.benches.cpp import cpp
 from scripts.benches.decode import decode
 from scripts.benches.hits import hits
 from scripts.benches.index import index
@@ -19,6 +20,7 @@ from scripts.benches.transfer import transfer
 
 BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
+  'cpp': cpp,
   'decode': decode,
   'store': lambda quick: [*steady(quick), *store(quick)],
   'transfer': lambda quick: [*transfer(quick), *ssd(quick)],

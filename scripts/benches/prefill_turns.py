@@ -9,13 +9,12 @@ Runs in a process of its own, as the number of threads is one of a process.
 from collections.abc import Sequence
 import json
 import sys
+import threading
 from typing import Any
-
-import numpy as np
 
 from scripts.peers.turns import Child
 
-PAGE_TOKENS = 64
+SAMPLE_S = 0.02
 
 
 def main(
@@ -26,62 +25,58 @@ def main(
 
   from mooncake_jax.model_config import ModelConfig
   from scripts.benches import limits
+  from scripts.benches.prefill_instance import prefill_backend
+  from scripts.benches.prefill_instance import prefill_chunks
   from scripts.device import start_jax
 
   start_jax(num_devices=1)
   shape = ModelConfig.from_hf(config)
-  with backend_of(shape, max_tokens, tuple(chunks)) as backend:
+  with prefill_backend(shape, max_tokens, chunks) as backend:
 
     def prefill(start: int, stop: int, chunk: int) -> None:
       prefill_chunks(backend, start, stop, chunk)
 
-    works = {'prefill': prefill, 'gemm': limits.gemm}
+    def peak(stop: int, chunk: int) -> dict[str, int]:
+      with LiveBytes() as live:
+        prefill_chunks(backend, 0, stop, chunk)
+      return {'peak_bytes': live.peak}
+
+    works = {'prefill': prefill, 'peak': peak, 'gemm': limits.gemm}
     child.answer(works, f'mooncake_jax, jax {jax.__version__}')
 
 
-def backend_of(config, max_tokens: int, chunks: tuple[int, ...]):
-  """One prefill instance with random weights, a program a chunk size."""
-  import jax
+class LiveBytes:
+  """The most bytes that live JAX arrays had together, sampled by a thread."""
 
-  from mooncake_jax.blocks.layout import KVLayout
-  from mooncake_jax.engine.device import DeviceBackend
-  from mooncake_jax.engine.spec import InstanceSpec
-  from mooncake_jax.model import params
+  def __init__(self):
+    self.peak = 0
+    self._stop = threading.Event()
+    self._thread = threading.Thread(target=self._watch)
 
-  layout = KVLayout(
-    config.num_layers,
-    2 * config.num_kv_heads * config.head_dim * 4,
-    PAGE_TOKENS,
-    PAGE_TOKENS,
-    config.num_layers,
-  )
-  spec = InstanceSpec(
-    'prefill0',
-    'prefill',
-    num_pages=1 + layout.pages_for(max_tokens),
-    max_tokens=max_tokens,
-    chunk_buckets=chunks,
-    unroll=False,
-  )
-  made = params.init_params(config, jax.random.key(0))
-  return DeviceBackend(config, layout, [spec], made)
+  def __enter__(self) -> 'LiveBytes':
+    self._thread.start()
+    return self
 
+  def __exit__(self, *_) -> None:
+    self._stop.set()
+    self._thread.join()
+    self._look()
 
-def prefill_chunks(backend, start: int, stop: int, chunk: int) -> None:
-  """Tokens [start, stop) of a prompt, in chunks as serving gives them."""
-  from mooncake_jax.backend import PrefillChunk
-  from mooncake_jax.costs.chunks import chunk_stops
-  from mooncake_jax.request import Sampling
-  from scripts.measure import ended
+  def _watch(self) -> None:
+    while not self._stop.wait(SAMPLE_S):
+      self._look()
 
-  pages = tuple(range(1, 1 + backend.layout.pages_for(stop)))
-  stops = chunk_stops(None, stop, start, chunk, 'fixed')
-  for first, last in zip((start, *stops), stops):
-    ids = np.arange(first, last, dtype=np.int32)
-    sampling = Sampling() if last == stop else None
-    work = PrefillChunk('bench', 0, first, last, pages, ids, sampling)
-    backend.prefill('prefill0', work)
-  ended(backend)
+  def _look(self) -> None:
+    import jax
+
+    # What one buffer holds counts once, however many arrays name it.
+    sizes = {
+      shard.data.unsafe_buffer_pointer(): shard.data.nbytes
+      for array in jax.live_arrays()
+      if not array.is_deleted()
+      for shard in array.addressable_shards
+    }
+    self.peak = max(self.peak, sum(sizes.values()))
 
 
 if __name__ == '__main__':

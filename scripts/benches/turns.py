@@ -39,10 +39,17 @@ class Turns:
     self.name = str(self._answer(START_S)['name'])
 
   def work(self, name: str, **arguments: Any) -> Times:
-    """Does it once.
+    """Does it once; raises as `ask` does."""
+    answer = self.ask(name, **arguments)
+    return Times(answer['wall_s'], answer['cpu_s'])
+
+  def ask(
+    self, name: str, deadline_s: float = TURN_S, **arguments: Any
+  ) -> dict[str, Any]:
+    """Does it once and gives all that the program says of it.
 
     Raises:
-      RuntimeError: the program ended, or takes longer than TURN_S.
+      RuntimeError: the program ended, or takes longer than `deadline_s`.
     """
     assert self._process.stdin
     print(
@@ -50,8 +57,7 @@ class Turns:
       file=self._process.stdin,
       flush=True,
     )
-    answer = self._answer(TURN_S)
-    return Times(answer['wall_s'], answer['cpu_s'])
+    return self._answer(deadline_s)
 
   def _answer(self, deadline_s: float) -> dict[str, Any]:
     assert self._process.stdout

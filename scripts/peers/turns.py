@@ -31,15 +31,19 @@ class Child:
     _limit_threads(threads)
 
   def answer(self, works: Mapping[str, Callable[..., Any]], name: str) -> None:
-    """Says what the program is, then works until its input ends."""
+    """Says what the program is, then works until its input ends.
+
+    What a work returns as a dict goes along with its times.
+    """
     self._say({'name': name})
     for line in sys.stdin:
       order = json.loads(line)
       work = works[order.pop('work')]
       cpu_s, wall_s = time.process_time(), time.perf_counter()
-      work(**order)
-      wall_s = time.perf_counter() - wall_s
-      self._say({'wall_s': wall_s, 'cpu_s': time.process_time() - cpu_s})
+      found = work(**order)
+      wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+      taken = {'wall_s': wall_s, 'cpu_s': cpu_s}
+      self._say(taken | (found if isinstance(found, dict) else {}))
 
   def _say(self, value: dict[str, Any]) -> None:
     print(json.dumps(value), file=self._answers, flush=True)
