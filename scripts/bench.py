@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from mooncake_jax.report.environment import environment
-from mooncake_jax.transfer.host_memory import keep_freed_memory
 from scripts.benches import BENCHES
 from scripts.benches.plot import plot
 from scripts.benches.rows import Row
@@ -87,5 +86,4 @@ def _series(rows: list[Row]) -> Table:
 
 
 if __name__ == '__main__':
-  keep_freed_memory()  # before there are threads
   sys.exit(main())

@@ -16,6 +16,7 @@ import functools
 import jax
 from jax import numpy as jnp
 
+from mooncake_jax.model import decode_attention
 from mooncake_jax.model import sharding
 
 BLOCK_TOKENS = 256
@@ -58,14 +59,14 @@ def attend(
 
 def _attend(q_BTKGH, kv_LP2CKH, layer, table_BP, start_B, stop_B, window):
   """The heads of one device."""
-  T, K, H = (q_BTKGH.shape[i] for i in (1, 2, 4))
+  T, H = q_BTKGH.shape[1], q_BTKGH.shape[4]
+  if T == 1:
+    rest = (kv_LP2CKH, layer, table_BP, start_B, stop_B, window)
+    return decode_attention.attend(q_BTKGH[:, 0], *rest)[:, None]
   q_BKGTH = jnp.transpose(q_BTKGH * H**-0.5, (0, 2, 3, 1, 4))
-  is_folded = T == 1 and K > 1
-  q_BKGTH = _fold(q_BKGTH) if is_folded else q_BKGTH
   read = functools.partial(_read, kv_LP2CKH, layer)
   page_tokens = kv_LP2CKH.shape[3]
   o_BKGTH = _loop(q_BKGTH, read, page_tokens, table_BP, start_B, stop_B, window)
-  o_BKGTH = _unfold(o_BKGTH, K) if is_folded else o_BKGTH
   return jnp.transpose(o_BKGTH.astype(q_BTKGH.dtype), (0, 3, 1, 2, 4))
 
 
@@ -103,28 +104,6 @@ def _read(kv_LP2CKH, layer, pages_Bn, which):
   rows = kv_LP2CKH.reshape(-1, C * K * H)
   at = rows.at[(layer * P + pages_Bn) * 2 + which]
   return at.get(mode='promise_in_bounds').reshape(B, n * C, K * H)
-
-
-def _fold(q_BKGTH):
-  """Queries of one wide head, zero outside their own: [B, 1, N, T, K * H].
-
-  A decode step is bound by reading the KVCache: K times the multiplications
-  are cheaper than any other order of its bytes. For K = 2 and H = 1, the
-  queries a and b of the two heads become (a, 0) and (0, b).
-  """
-  B, K, G, T, H = q_BKGTH.shape
-  own_KJ = jnp.eye(K, dtype=q_BKGTH.dtype)
-  wide = jnp.einsum('BKGTH,KJ->BKGTJH', q_BKGTH, own_KJ)
-  return wide.reshape(B, 1, K * G, T, K * H)
-
-
-def _unfold(o_B1NTX, num_kv_heads):
-  """Each query's own part of the wide head: [B, K, G, T, H]."""
-  B, _, N, T, X = o_B1NTX.shape
-  K = num_kv_heads
-  own_KJ = jnp.eye(K, dtype=o_B1NTX.dtype)
-  wide_BKGTJH = o_B1NTX.reshape(B, K, N // K, T, K, X // K)
-  return jnp.einsum('BKGTJH,KJ->BKGTH', wide_BKGTJH, own_KJ)
 
 
 def _heads(a_BSX, q_shape):
