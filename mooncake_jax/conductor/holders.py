@@ -22,6 +22,7 @@ class Holders:
 
   Attributes:
     masks: device, host, SSD, and those where it is expected.
+    expected: the last of these.
     sources: who can give it to others: not from a device.
     near: who has it in host memory, or will.
     held: who has it anywhere but on a device only, or will.
@@ -33,6 +34,7 @@ class Holders:
     '__weakref__',
     'anyhow',
     'device',
+    'expected',
     'held',
     'is_plain',
     'masks',
@@ -44,6 +46,7 @@ class Holders:
     device, host, ssd, expected = masks
     self.masks = masks
     self.device = device
+    self.expected = expected
     self.sources = host | ssd
     self.near = host | expected
     self.held = host | ssd | expected
@@ -54,10 +57,6 @@ class Holders:
   def stored(self) -> int:
     """Who has it now, on whatever medium."""
     return self.device | self.sources
-
-  @property
-  def expected(self) -> int:
-    return self.masks[EXPECTED]
 
 
 NOBODY = Holders((0, 0, 0, 0))

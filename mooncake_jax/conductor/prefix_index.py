@@ -13,7 +13,6 @@ it names in vain is recomputed, one it does not know is not used. So it may
 forget, and does where it grows beyond `max_blocks`.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence
 
@@ -71,8 +70,8 @@ class PrefixIndex:
     self.positions: dict[str, int] = {}
     self._blocks: dict[BlockKey, Holders] = {}
     self._sets = HolderSets()
-    # Requests beyond the first that expect a block at a position.
-    self._more: Counter[tuple[BlockKey, int]] = Counter()
+    # By position: requests beyond the first that expect a block there.
+    self._more: dict[int, dict[BlockKey, int]] = {}
     self._orders: dict[tuple[str, str], EventOrder] = {}
     self._sweep_above = max_blocks
     self._watch_above = max_blocks * 3 // 4
@@ -173,31 +172,34 @@ class PrefixIndex:
     position = self.position(instance)
     for slot in range(len(NOBODY.masks)):
       self._remove(self._held(slot, 1 << position), slot, 1 << position)
-    for key in [k for k in self._more if k[1] == position]:
-      del self._more[key]
+    self._more.pop(position, None)
 
   def expect(self, instance: str, keys: Iterable[BlockKey]) -> None:
     """A request placed there will leave these blocks."""
     position = self.position(instance)
     bit, blocks, fresh = 1 << position, self._blocks, []
+    more = self._more.setdefault(position, {})
     for key in keys:
       if blocks.get(key, NOBODY).expected & bit:
-        self._more[key, position] += 1
+        more[key] = more.get(key, 0) + 1
       else:
         fresh.append(key)
     self._insert(fresh, EXPECTED, bit)
 
   def unexpect(self, instance: str, keys: Iterable[BlockKey]) -> None:
     """Takes one `expect` back; what was not expected is ignored."""
-    position, more = self.position(instance), self._more
-    last = []
-    for key in keys:
-      count = more.pop((key, position), 0) if more else 0
-      if count > 1:
-        more[key, position] = count - 1
-      elif not count:
-        last.append(key)
-    self._remove(last, EXPECTED, 1 << position)
+    position = self.position(instance)
+    more = self._more.get(position)
+    if more:
+      last = []
+      for key in keys:
+        count = more.pop(key, 0)
+        if count > 1:
+          more[key] = count - 1
+        elif not count:
+          last.append(key)
+      keys = last
+    self._remove(keys, EXPECTED, 1 << position)
 
   def inventory(self, instance: str, tier: Medium = 'host') -> list[BlockKey]:
     """Blocks the instance is believed to hold on a tier, in no order.
