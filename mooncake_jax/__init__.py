@@ -2,7 +2,7 @@
 """Mooncake's KVCache-centric disaggregated LLM serving, in JAX.
 
 Read in this order: `serve.py` (the life of a request), `cluster.py` (its
-states), `conductor/select_prefill.py` (the decision), `backend.py` (the only
+states), `conductor/policies/` (the decision), `backend.py` (the only
 place where time passes), `model/forward.py` (the arithmetic).
 """
 

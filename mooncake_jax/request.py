@@ -54,6 +54,8 @@ class Request:
     stop_token_ids: any of these ends the output (and is its last token).
       Empty for a trace, whose output length is given.
     tenant: whose request this is.
+    priority: 0 unless it says; lower ones leave room for higher ones where
+      admission is 'slo_predictive'.
   """
 
   request_id: str
@@ -65,6 +67,7 @@ class Request:
   sampling: Sampling = Sampling()
   stop_token_ids: tuple[int, ...] = ()
   tenant: str = ''
+  priority: int = 0
 
   def __post_init__(self):
     name = f'request {self.request_id!r}'
@@ -99,7 +102,10 @@ class Placement:
     attempt: counts the tries of one request, from 0.
     local_blocks, fetch_blocks: in blocks.
     fetch_from: name of an instance, or None where fetch_blocks is 0.
-    queue_s, transfer_s, prefill_s: the three predicted terms of TTFT.
+    store_blocks: expected to be read after those from the remote store.
+    queue_s, transfer_s, prefill_s: the three predicted terms of TTFT;
+      transfer_s is what neither queue nor compute hides.
+    fetch_s: predicted seconds until the reused prefix is on the device.
     tbt_s: predicted step time of the decode instance with this request in it.
   """
 
@@ -114,10 +120,12 @@ class Placement:
   transfer_s: float = 0.0
   prefill_s: float = 0.0
   tbt_s: float = 0.0
+  fetch_s: float = 0.0
+  store_blocks: int = 0
 
   @property
   def reused_blocks(self) -> int:
-    return self.local_blocks + self.fetch_blocks
+    return self.local_blocks + self.fetch_blocks + self.store_blocks
 
   @property
   def ttft_s(self) -> float:
@@ -129,14 +137,17 @@ class Rejection:
   """An early 'no' (HTTP 429), with what was predicted.
 
   Attributes:
-    reason: which SLO it would miss: 'ttft' or 'tbt'.
+    reason: which SLO it would miss: 'ttft' or 'tbt'; 'no_instance' where no
+      instance can take it.
     ttft_s, tbt_s: the predictions that led to it.
+    retry_after_s: when asking again may help; None if it never does.
   """
 
   request_id: str
   reason: str
   ttft_s: float
   tbt_s: float
+  retry_after_s: float | None = None
 
 
 @dataclass(frozen=True)

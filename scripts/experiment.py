@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mooncake_jax.cluster_spec import ClusterSpec
-from mooncake_jax.conductor.conductor import ConductorSpec
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.slo import SLO
 from mooncake_jax.transfer.mooncake_config import MooncakeConfig

@@ -56,7 +56,7 @@ def serve_once(
     experiment.costs,
     experiment.slo,
   )
-  recheck = conductor.keeps_tbt if experiment.conductor.late_check else None
+  recheck = conductor.keeps_tbt if experiment.conductor.checks_late else None
   cluster = Cluster(experiment.cluster, config, backend, recheck)
   records, journal = serve(
     prepared.requests, conductor, cluster, prepared.follow_up, on_event

@@ -22,11 +22,11 @@ from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster_spec import ClusterSpec
-from mooncake_jax.conductor.conductor import ADMISSIONS
+from mooncake_jax.conductor.admission import ADMISSIONS
 from mooncake_jax.conductor.conductor import Conductor
-from mooncake_jax.conductor.conductor import ConductorSpec
+from mooncake_jax.conductor.policies import POLICIES
 from mooncake_jax.conductor.prefix_index import PrefixIndex
-from mooncake_jax.conductor.select_prefill import POLICIES
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import LINKS
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Cancelled
@@ -154,14 +154,14 @@ class Trial:
     self.slo = rng.choice((LOOSE, SLO(ttft_s=0.05, tbt_s=0.003)))
     self.rules = ConductorSpec(
       policy=rng.choice(list(POLICIES)),
-      admission=rng.choice(ADMISSIONS),
+      admission=rng.choice(list(ADMISSIONS)),
       late_check=rng.random() < 0.3,
       balancing_threshold=rng.choice((1.0, 2.0)),
     )
     self.conductor = self.make_conductor()
     self.store = self.others_store()
     self.backend = Flaky(rng.choice((0, 0, 0.02, 0.2)), seed, self.store)
-    recheck = self.conductor.keeps_tbt if self.rules.late_check else None
+    recheck = self.conductor.keeps_tbt if self.rules.checks_late else None
     self.cluster = Cluster(self.spec, MODEL, self.backend, recheck)
     self.loss = rng.choice((0, 0, 0.01, 0.05))
     self.cancels = rng.choice((0, 0.01, 0.1))
@@ -222,16 +222,14 @@ class Trial:
     restarted = PrefixIndex()
     for event in self.cluster.inventories():
       restarted.observe(event)
-    assert len(self.conductor.index) == len(restarted)
+    assert len(self.conductor.view.index) == len(restarted)
     for segment in self.cluster.master.segments():
       truth = set(self.cluster.inventory(segment))
-      for index in (self.conductor.index, restarted):
+      for index in (self.conductor.view.index, restarted):
         assert truth == set(index.inventory(owner(segment), medium(segment)))
-    for load in (
-      *self.conductor._prefill.values(),
-      *self.conductor._decode.values(),
-    ):
-      assert not len(load)
+    view = self.conductor.view
+    view.check()
+    assert not len(view.prefill) + len(view.decode) + len(view.placed)
 
 
 if __name__ == '__main__':

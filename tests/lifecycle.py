@@ -11,7 +11,7 @@ from mooncake_jax.blocks.keys import prefix_keys
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.conductor import Conductor
-from mooncake_jax.conductor.conductor import ConductorSpec
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.engine.warmup import warmup
@@ -85,7 +85,8 @@ def shared_prefix_requests(
 
 
 def make_conductor(spec=SPEC, slo=LOOSE, **kwargs) -> Conductor:
-  return Conductor(ConductorSpec(**kwargs), spec, MODEL, COSTS, slo)
+  rules = ConductorSpec(**{'correct': False, **kwargs})
+  return Conductor(rules, spec, MODEL, COSTS, slo)
 
 
 def make_device(spec=SPEC, stores=()) -> Cluster:

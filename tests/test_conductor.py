@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placement policies and what the Conductor believes."""
 
-import random
-
 import numpy as np
 import pytest
 
-from lifecycle import COSTS
 from lifecycle import make_conductor
 from lifecycle import make_request
 from lifecycle import SPEC
-from mooncake_jax.conductor import select_prefill
-from mooncake_jax.conductor.conductor import ConductorSpec
 from mooncake_jax.conductor.prefix_index import Match
 from mooncake_jax.conductor.prefix_index import PrefixIndex
-from mooncake_jax.conductor.select_prefill import Candidate
-from mooncake_jax.conductor.select_prefill import Question
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Finished
@@ -25,75 +19,10 @@ from mooncake_jax.request import Rejection
 from mooncake_jax.slo import SLO
 
 
-def _ask(*candidates, tokens=10_000, threshold=2.0, seed=0):
-  return Question(
-    tokens,
-    tuple(Candidate(f'p{i}', *c) for i, c in enumerate(candidates)),
-    COSTS,
-    512,
-    512 * 1000,
-    1024,
-    threshold,
-    random.Random(seed),
-  )
-
-
 def _place(conductor, request, now_s) -> Placement:
   placed = conductor.place(request, now_s)
   assert isinstance(placed, Placement), placed
   return placed
-
-
-def test_random_goes_everywhere():
-  seen = {
-    select_prefill.random(_ask((0, 0, 0.0), (0, 0, 9.0), seed=i)).instance
-    for i in range(20)
-  }
-  assert seen == {'p0', 'p1'}
-
-
-def test_load_balancing_takes_the_shortest_queue():
-  ask = _ask((10, 10, 3.0), (0, 0, 2.0))
-  assert select_prefill.load_balancing(ask).instance == 'p1'
-
-
-def test_cache_aware_weighs_its_own_prefix_against_the_queue():
-  short = _ask((10, 10, 0.1), (0, 0, 0.0))
-  assert select_prefill.cache_aware(short).instance == 'p0'
-  long = _ask((10, 10, 100.0), (0, 0, 0.0))
-  choice = select_prefill.cache_aware(long)
-  assert (choice.instance, choice.fetch_blocks) == ('p1', 0)
-
-
-def test_kvcache_centric_fetches_above_the_threshold_only():
-  choice = select_prefill.kvcache_centric(_ask((10, 10, 100.0), (4, 4, 0.0)))
-  assert (
-    choice.instance,
-    choice.local_blocks,
-    choice.fetch_blocks,
-    choice.fetch_from,
-  ) == ('p1', 4, 6, 'p0')
-  choice = select_prefill.kvcache_centric(_ask((10, 10, 100.0), (5, 5, 0.0)))
-  assert (choice.local_blocks, choice.fetch_blocks) == (5, 0)
-
-
-def test_kvcache_centric_has_no_division_by_an_empty_prefix():
-  choice = select_prefill.kvcache_centric(_ask((10, 10, 100.0), (0, 0, 0.0)))
-  assert (choice.instance, choice.fetch_blocks) == ('p1', 10)
-  choice = select_prefill.kvcache_centric(_ask((0, 0, 1.0), (0, 0, 0.0)))
-  assert (choice.instance, choice.fetch_from) == ('p1', None)
-
-
-def test_an_expected_prefix_is_not_fetched_by_others():
-  choice = select_prefill.kvcache_centric(_ask((10, 0, 100.0), (0, 0, 0.0)))
-  assert (choice.instance, choice.fetch_blocks) == ('p1', 0)
-
-
-def test_ttft_is_the_sum_of_its_terms_at_the_costs_price():
-  choice = select_prefill.kvcache_centric(_ask((4, 4, 5.0), (0, 0, 0.0)))
-  assert choice.transfer_s == COSTS.transfer_s(4 * 512_000, 'copy')
-  assert choice.prefill_s == COSTS.prompt_s(10_000, 2048, 1024)
-  assert choice.ttft_s == choice.transfer_s + choice.prefill_s
 
 
 def test_the_index_matches_to_the_first_miss():

@@ -15,6 +15,7 @@ from lifecycle import make_virtual
 from lifecycle import MODEL
 from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
+from mooncake_jax.conductor.policies import POLICIES
 from mooncake_jax.request import Rejection
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import replay
@@ -114,9 +115,7 @@ def test_no_reuse_where_it_is_off(make_cluster):
   assert all(r.reused_tokens == {} for r in records)
 
 
-@pytest.mark.parametrize(
-  'policy', ['random', 'load_balancing', 'cache_aware', 'kvcache_centric']
-)
+@pytest.mark.parametrize('policy', list(POLICIES))
 def test_every_policy_serves_all_under_tight_memory(make_cluster, policy):
   """Pools of one request each and a store of five blocks."""
   spec = replace(
@@ -230,7 +229,7 @@ def test_recorded_events_replay_to_the_same_placements(make_cluster):
   assert replay(journal, requests, again) == made
 
 
-@pytest.mark.parametrize('policy', ['random', 'kvcache_centric'])
+@pytest.mark.parametrize('policy', ['random', 'kvcache_centric', 'cost_based'])
 def test_simulator_and_engine_place_alike(policy):
   """Requests far enough apart that no wall clock decides anything."""
   requests = shared_prefix_requests(6, every_s=0.3)

@@ -14,8 +14,7 @@ from lifecycle import MODEL
 from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
-from mooncake_jax.conductor.conductor import ConductorSpec
-from mooncake_jax.conductor.load import PrefillLoad
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.request import Placement
@@ -217,8 +216,8 @@ def test_the_late_check_counts_what_is_still_under_way():
 
 
 def test_who_leaves_a_queue_does_not_restart_its_first():
-  load = PrefillLoad()
-  load.add('a', 10.0, 0.0)
-  load.add('b', 10.0, 0.0)
-  load.remove('b', 9.0)
-  assert load.queue_s(9.0) == 1.0
+  loads = make_conductor().view.prefill
+  loads.add('prefill0', 'a', 10.0, 0.0)
+  loads.add('prefill0', 'b', 10.0, 0.0)
+  loads.remove('prefill0', 'b', 9.0)
+  assert loads.queue_s_I(9.0)[0] == 1.0

@@ -19,7 +19,7 @@ from lifecycle import make_request
 from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
-from mooncake_jax.conductor.conductor import ConductorSpec
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.model import forward

@@ -15,8 +15,8 @@ import numpy as np
 
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.conductor import Conductor
-from mooncake_jax.conductor.conductor import ConductorSpec
-from mooncake_jax.conductor.select_prefill import POLICIES
+from mooncake_jax.conductor.policies import POLICIES
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.fit import DecodeSample
 from mooncake_jax.costs.fit import fit_decode
 from mooncake_jax.costs.fit import fit_prefill

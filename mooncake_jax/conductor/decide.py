@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One decision, a pure function of view and request.
+
+As in FAST'25 Algorithm 1: the best prefill instance (lines 4-20), the decode
+instance (21), the SLO (22) and the source of the prefix (24). What a plan
+takes is predicted alike for all policies: queue, the part of the transfer that
+nothing hides, compute.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mooncake_jax.conductor import outlook
+from mooncake_jax.conductor.admission import ADMISSIONS
+from mooncake_jax.conductor.asking import draw
+from mooncake_jax.conductor.asking import pick
+from mooncake_jax.conductor.asking import question
+from mooncake_jax.conductor.decode_choice import choose_decode
+from mooncake_jax.conductor.policies import POLICIES
+from mooncake_jax.conductor.spec import ConductorSpec
+from mooncake_jax.conductor.view import View
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Rejection
+from mooncake_jax.request import Request
+from mooncake_jax.slo import SLO
+
+
+class Try(NamedTuple):
+  """One try of a request.
+
+  Attributes:
+    attempt: counts its tries, from 0.
+    avoid: instances that failed it; taken only where there are no others.
+  """
+
+  request: Request
+  attempt: int = 0
+  avoid: frozenset[str] = frozenset()
+
+
+def decide(
+  view: View, rules: ConductorSpec, slo: SLO, asked: Try, now_s: float
+) -> Placement | Rejection:
+  """Where a request goes, or why not; changes nothing."""
+  planned = plan(view, rules, asked, now_s)
+  if planned is None:
+    return Rejection(asked.request.request_id, 'no_instance', 0.0, 0.0)
+  seen = outlook.of(view, rules, asked.request, planned, now_s)
+  reason = ADMISSIONS[rules.admission](seen, slo)
+  if not reason:
+    return planned
+  return Rejection(
+    asked.request.request_id,
+    reason,
+    planned.ttft_s,
+    outlook.judged_tbt_s(rules, seen),
+    outlook.retry_after_s(view, planned, reason, seen, slo),
+  )
+
+
+def plan(
+  view: View, rules: ConductorSpec, asked: Try, now_s: float
+) -> Placement | None:
+  """Where a request would go if it is let in; None if nobody can take it."""
+  request, prefill = asked.request, view.prefill
+  number = draw(rules, request, asked.attempt)
+  able_I = able(prefill.names, prefill.accepts_I, asked.avoid)
+  if not able_I.any():
+    return None
+  ask = question(view, rules, request, now_s)
+  plans = POLICIES[rules.policy](ask)
+  i = pick(plans.score_I, able_I, number)
+  found = ask.forecast(plans.fetch_blocks_I, plans.source_I).at(i)
+  decode = choose_decode(
+    view.decode,
+    request,
+    view.lengths.mean,
+    found.ttft_s,
+    view.tbt_error.factor_I,
+    number >> 20,
+  )
+  if decode is None:
+    return None
+  local_blocks = int(ask.local_blocks_I[i])
+  fetch_blocks, source = int(plans.fetch_blocks_I[i]), int(plans.source_I[i])
+  return Placement(
+    request.request_id,
+    asked.attempt,
+    prefill.names[i],
+    view.decode.names[decode.row],
+    local_blocks,
+    fetch_blocks,
+    prefill.names[source] if fetch_blocks else None,
+    max(found.queue_s, decode.wait_s),
+    found.transfer_s,
+    found.prefill_s,
+    decode.tbt_s,
+    found.fetch_s,
+    max(ask.remote_blocks - local_blocks - fetch_blocks, 0),
+  )
+
+
+def able(
+  names: list[str], accepts_I: np.ndarray, avoid: frozenset[str]
+) -> np.ndarray:
+  """Who takes requests, those to be avoided only where there is no other."""
+  if not avoid:
+    return accepts_I
+  others_I = accepts_I & [name not in avoid for name in names]
+  return others_I if others_I.any() else accepts_I

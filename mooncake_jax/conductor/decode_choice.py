@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where to decode: SelectDecodingInstance, by TBT over the expected life.
+
+The request joins its batch when its prefill ends and stays for as many steps
+as it is expected to emit tokens. Meanwhile contexts grow by a token a step and
+rows end: of n rows that have r steps left on average n * exp(-k / r) are there
+after k steps (see `running_mean`). The mean step over that life decides; an
+instance without room for the request comes after all that have some.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from mooncake_jax.conductor.decode_load import DecodeLoads
+from mooncake_jax.request import Request
+
+
+class DecodeChoice(NamedTuple):
+  """A decode instance for a request.
+
+  Attributes:
+    tbt_s: the longest step expected while the request is there.
+    wait_s: until there is room for it; its prefill is held back so long.
+  """
+
+  row: int
+  tbt_s: float
+  wait_s: float
+
+
+class DecodeView(NamedTuple):
+  """What each instance would be with the request in it, [I].
+
+  Attributes:
+    mean_step_s_I: over the request's life.
+    has_room_I: whether it could join at once.
+    fits_I: whether it could ever.
+  """
+
+  mean_step_s_I: np.ndarray
+  has_room_I: np.ndarray
+  fits_I: np.ndarray
+
+  @property
+  def best(self) -> np.ndarray:
+    """Rows of the equally good ones; none where it fits nowhere."""
+    able_I = self.fits_I & self.has_room_I
+    if not able_I.any():
+      able_I = self.fits_I
+    if not able_I.any():
+      return np.zeros(0, np.int64)
+    least_s = self.mean_step_s_I[able_I].min()
+    return np.flatnonzero(able_I & (self.mean_step_s_I == least_s))
+
+
+def choose_decode(
+  loads: DecodeLoads,
+  request: Request,
+  mean_tokens: float,
+  until_s: float,
+  factor_I: np.ndarray,
+  number: int,
+) -> DecodeChoice | None:
+  """The instance of least mean step; None where the request never fits.
+
+  Args:
+    number: of equally good ones it takes this one, round and round.
+  """
+  prompt, most = request.num_prompt_tokens, request.max_output_tokens
+  view = decode_view(loads, prompt, most, mean_tokens, until_s, factor_I)
+  best = view.best
+  if not len(best):
+    return None
+  i = int(best[number % len(best)])
+  wait_s = 0.0
+  if not view.has_room_I[i]:
+    need = loads.need_tokens(prompt, most)
+    wait_s = room_wait_s(loads, i, need, mean_tokens)
+  tbt_s = float(factor_I[i]) * longest_step_s(loads, i, prompt)
+  return DecodeChoice(i, tbt_s, wait_s)
+
+
+def decode_view(
+  loads: DecodeLoads,
+  prompt_tokens: int,
+  max_output_tokens: int,
+  mean_tokens: float,
+  until_s: float,
+  factor_I: np.ndarray,
+) -> DecodeView:
+  """Prices a request at every decode instance.
+
+  Args:
+    mean_tokens: of any output, guessed.
+    until_s: seconds until the request joins.
+    factor_I: online correction of a step's seconds.
+  """
+  life = min(mean_tokens, max_output_tokens)
+  rows_I, slopes_I3 = loads.rows_I, loads.slopes_I3
+  base_s_I, row_s_I, token_s_I = (
+    slopes_I3[:, 0],
+    slopes_I3[:, 1],
+    slopes_I3[:, 2],
+  )
+  step_s_I = base_s_I + row_s_I * rows_I + token_s_I * loads.context_tokens_I
+  steps_I = until_s / step_s_I
+  left_I = loads.left_tokens_I / np.maximum(rows_I, 1)
+  left_I = np.clip(left_I, 1.0, mean_tokens)
+  # How many of the rows are there, on average, in steps [until, until + life).
+  stay_I = np.exp(-steps_I / left_I) - np.exp(-(steps_I + life) / left_I)
+  rows_then_I = stay_I * left_I / life * rows_I
+  context_I = loads.context_tokens_I / np.maximum(rows_I, 1) + steps_I
+  tokens_I = prompt_tokens + rows_then_I * context_I
+  tokens_I += (1 + rows_then_I) * (life / 2)
+  # No more rows than a batch takes are in a step.
+  share_I = np.minimum(loads.max_batch_I / (1 + rows_then_I), 1.0)
+  mean_s_I = base_s_I + share_I * (
+    row_s_I * (1 + rows_then_I) + token_s_I * tokens_I
+  )
+  need = loads.need_tokens(prompt_tokens, max_output_tokens)
+  free_I = loads.capacity_tokens_I - loads.reserved_tokens_I
+  return DecodeView(
+    factor_I * mean_s_I,
+    (free_I >= need) & (rows_I < loads.max_batch_I),
+    loads.accepts_I & (loads.capacity_tokens_I >= need),
+  )
+
+
+def longest_step_s(loads: DecodeLoads, i: int, prompt_tokens: int) -> float:
+  """The step that TBT is judged by, at instance i with the request in it.
+
+  TBT is the mean of the longest tenth of the intervals, so the longest step
+  counts, not the mean one: when all rows that are placed there decode.
+  """
+  rows = int(loads.rows_I[i]) + 1
+  tokens = int(loads.context_tokens_I[i]) + prompt_tokens
+  batch = min(rows, int(loads.max_batch_I[i]))
+  return loads.step[i].exact(batch, tokens * batch // rows)
+
+
+def room_wait_s(
+  loads: DecodeLoads, i: int, need_tokens: int, mean_tokens: float
+) -> float:
+  """Seconds until instance i has room: until enough of its rows ended.
+
+  A share s of rows with r steps left on average ends within -r * log(1 - s)
+  steps.
+  """
+  free = int(loads.capacity_tokens_I[i] - loads.reserved_tokens_I[i])
+  short = need_tokens - free + loads.waiting_tokens(i)
+  if short <= 0 or not loads.rows_I[i]:
+    return 0.0
+  rows, tokens = int(loads.rows_I[i]), int(loads.context_tokens_I[i])
+  batch = min(rows, int(loads.max_batch_I[i]))
+  step_s = loads.step[i].exact(batch, tokens * batch // rows)
+  left = min(max(loads.left_tokens_I[i] / rows, 1.0), mean_tokens)
+  share = min(short / max(int(loads.reserved_tokens_I[i]), 1), 0.99)
+  return -math.log1p(-share) * left * step_s

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Believed load of the decode instances, as arrays.
+
+A request reserves room for prompt and longest output from its placement to
+its end, rounded up to pages as the instance itself does; where there is no
+room it waits, first come first served, and reserves nothing yet. So what is
+reserved never exceeds what there is. A request is active once its first token
+came; before, it is expected.
+
+Arrays have one number an instance (suffix I), in the order of `names`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mooncake_jax.conductor.work_costs import InstanceBelief
+from mooncake_jax.conductor.work_costs import StepCosts
+
+
+@dataclass
+class _Held:
+  """A request at one instance."""
+
+  i: int
+  need_tokens: int
+  context_tokens: int
+  left_tokens: int
+  active: bool = False
+  waits: bool = False
+
+
+class DecodeLoads:
+  """Rows, context and room of all decode instances.
+
+  Attributes:
+    rows_I, context_tokens_I: of all requests placed there.
+    left_tokens_I: the sum of what each may still emit at most.
+    active_rows_I, active_tokens_I: the same of those that decode already.
+    reserved_tokens_I: at most `capacity_tokens_I`.
+    slopes_I3: a step's seconds: base, a row, a token of context.
+  """
+
+  def __init__(
+    self,
+    page_tokens: int,
+    instances: Iterable[tuple[str, InstanceBelief, StepCosts]] = (),
+  ):
+    self._page_tokens = page_tokens
+    self.names: list[str] = []
+    self.row: dict[str, int] = {}
+    self.step: list[StepCosts] = []
+    self._held: dict[str, _Held] = {}
+    self._waiting: list[dict[str, int]] = []
+    self.accepts_I = np.zeros(0, bool)
+    self.slopes_I3 = np.zeros((0, 3))
+    for name in _COUNTS:
+      setattr(self, name, np.zeros(0, np.int64))
+    for name, belief, step in instances:
+      self.join(name, belief, step)
+
+  rows_I: np.ndarray
+  context_tokens_I: np.ndarray
+  left_tokens_I: np.ndarray
+  active_rows_I: np.ndarray
+  active_tokens_I: np.ndarray
+  reserved_tokens_I: np.ndarray
+  capacity_tokens_I: np.ndarray
+  max_batch_I: np.ndarray
+
+  def join(self, name: str, belief: InstanceBelief, step: StepCosts) -> None:
+    """An empty instance; one that was here before takes requests again."""
+    slopes = (step.base_s, step.per_row_s, step.per_context_token_s)
+    if name not in self.row:
+      self.row[name] = len(self.names)
+      self.names.append(name)
+      self.step.append(step)
+      self._waiting.append({})
+      self.accepts_I = np.append(self.accepts_I, True)
+      self.slopes_I3 = np.vstack([self.slopes_I3, slopes])
+      for count in _COUNTS:
+        setattr(self, count, np.append(getattr(self, count), 0))
+    i = self.row[name]
+    self.step[i] = step
+    self.accepts_I[i] = True
+    self.slopes_I3[i] = slopes
+    self.capacity_tokens_I[i] = belief.decode_pool_tokens
+    self.max_batch_I[i] = belief.max_batch
+
+  def close(self, name: str) -> None:
+    """Takes no more requests."""
+    if name in self.row:
+      self.accepts_I[self.row[name]] = False
+
+  def need_tokens(self, prompt_tokens: int, max_output_tokens: int) -> int:
+    """Room a request takes: the last token's KVCache is never computed."""
+    tokens = prompt_tokens + max_output_tokens - 1
+    return -(-tokens // self._page_tokens) * self._page_tokens
+
+  def add(
+    self,
+    name: str,
+    request_id: str,
+    prompt_tokens: int,
+    max_output_tokens: int,
+  ) -> None:
+    need = self.need_tokens(prompt_tokens, max_output_tokens)
+    i = self.row[name]
+    held = _Held(i, need, prompt_tokens, max_output_tokens)
+    self._held[request_id] = held
+    self.rows_I[i] += 1
+    self.context_tokens_I[i] += prompt_tokens
+    self.left_tokens_I[i] += max_output_tokens
+    self._waiting[i][request_id] = need
+    held.waits = True
+    self._admit(i)
+
+  def grow(self, request_id: str, num_tokens: int) -> None:
+    """It emitted tokens; the first ones make it active."""
+    held = self._held.get(request_id)
+    if held is None:
+      return
+    i = held.i
+    if not held.active:
+      held.active = True
+      self.active_rows_I[i] += 1
+      self.active_tokens_I[i] += held.context_tokens
+    held.context_tokens += num_tokens
+    self.context_tokens_I[i] += num_tokens
+    self.active_tokens_I[i] += num_tokens
+    emitted = min(num_tokens, held.left_tokens)
+    held.left_tokens -= emitted
+    self.left_tokens_I[i] -= emitted
+
+  def remove(self, request_id: str) -> None:
+    """Ignores one that is not there."""
+    held = self._held.pop(request_id, None)
+    if held is None:
+      return
+    i = held.i
+    self.rows_I[i] -= 1
+    self.context_tokens_I[i] -= held.context_tokens
+    self.left_tokens_I[i] -= held.left_tokens
+    if held.active:
+      self.active_rows_I[i] -= 1
+      self.active_tokens_I[i] -= held.context_tokens
+    if held.waits:
+      del self._waiting[i][request_id]
+    else:
+      self.reserved_tokens_I[i] -= held.need_tokens
+    self._admit(i)
+
+  def waiting_tokens(self, i: int) -> int:
+    """Room that those before a new request at instance i wait for."""
+    return sum(self._waiting[i].values())
+
+  def check(self) -> None:
+    """Raises AssertionError unless the sums are those of the requests."""
+    assert (self.reserved_tokens_I <= self.capacity_tokens_I).all()
+    for i in range(len(self.names)):
+      here = [held for held in self._held.values() if held.i == i]
+      reserved = sum(held.need_tokens for held in here if not held.waits)
+      assert self.rows_I[i] == len(here), self.names[i]
+      assert self.reserved_tokens_I[i] == reserved, self.names[i]
+      assert self.left_tokens_I[i] == sum(held.left_tokens for held in here)
+
+  def __len__(self) -> int:
+    """Requests at all instances."""
+    return len(self._held)
+
+  def _admit(self, i: int) -> None:
+    """Reserves for those who wait, oldest first, while there is room."""
+    waiting = self._waiting[i]
+    while waiting:
+      request_id, need = next(iter(waiting.items()))
+      if self.reserved_tokens_I[i] + need > self.capacity_tokens_I[i]:
+        return
+      del waiting[request_id]
+      self._held[request_id].waits = False
+      self.reserved_tokens_I[i] += need
+
+
+_COUNTS = (
+  'rows_I',
+  'context_tokens_I',
+  'left_tokens_I',
+  'active_rows_I',
+  'active_tokens_I',
+  'reserved_tokens_I',
+  'capacity_tokens_I',
+  'max_batch_I',
+)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The costs of all prefill instances at once, as arrays; [I] one an instance.
+
+Few instances differ and few prefixes do, so seconds of prefill are asked of
+the cost model once a kind of instance and prefix, and then spread.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mooncake_jax.conductor.work_costs import PREFIX_LINKS
+from mooncake_jax.conductor.work_costs import WorkCosts
+from mooncake_jax.costs.model import Link
+
+
+class Fleet:
+  """Prefill instances in rows, as far as they do not change.
+
+  Attributes:
+    chunk_tokens_I: prompt tokens each prefills at once.
+    latency_s_I, block_s_I: a link's seconds, idle: latency + blocks * block.
+  """
+
+  def __init__(self, names: Sequence[str], work: Sequence[WorkCosts]):
+    """Takes names and costs in order; alike instances share one value."""
+    self.names = tuple(names)
+    self.work_I = tuple(work)
+    self.kinds = tuple(dict.fromkeys(work))
+    rows = {kind: k for k, kind in enumerate(self.kinds)}
+    self.kind_I = np.array([rows[w] for w in work], np.int64)
+    self.chunk_tokens_I = np.array([w.belief.chunk_tokens for w in work])
+    self.latency_s_I: dict[Link, np.ndarray] = {}
+    self.block_s_I: dict[Link, np.ndarray] = {}
+    for link in PREFIX_LINKS:
+      lines = [w.links[link] for w in work]
+      self.latency_s_I[link] = np.array([line.latency_s for line in lines])
+      self.block_s_I[link] = np.array([line.block_s for line in lines])
+
+  def prompt_s(
+    self, num_tokens: int, prefix_tokens_XI: np.ndarray
+  ) -> np.ndarray:
+    """Seconds of prefill on a prefix, [..., I] like the prefixes."""
+    if len(self.kinds) == 1:
+      return _spread(self.kinds[0], num_tokens, prefix_tokens_XI)
+    seconds_XI = np.empty(prefix_tokens_XI.shape)
+    for k, kind in enumerate(self.kinds):
+      here = self.kind_I == k
+      seconds_XI[..., here] = _spread(
+        kind, num_tokens, prefix_tokens_XI[..., here]
+      )
+    return seconds_XI
+
+
+def _spread(
+  work: WorkCosts, num_tokens: int, prefix_tokens_X: np.ndarray
+) -> np.ndarray:
+  flat = prefix_tokens_X.ravel().tolist()
+  known = {prefix: work.prompt_s(num_tokens, prefix) for prefix in set(flat)}
+  seconds = [known[prefix] for prefix in flat]
+  return np.array(seconds).reshape(prefix_tokens_X.shape)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What admission goes by, out of the view; see `admission.Outlook`."""
+
+import numpy as np
+
+from mooncake_jax.conductor.admission import Outlook
+from mooncake_jax.conductor.decode_load import DecodeLoads
+from mooncake_jax.conductor.spec import ConductorSpec
+from mooncake_jax.conductor.view import View
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Request
+from mooncake_jax.slo import SLO
+
+
+def of(
+  view: View,
+  rules: ConductorSpec,
+  request: Request,
+  planned: Placement,
+  now_s: float,
+) -> Outlook:
+  """What is predicted for a planned request."""
+  i = view.decode.row[planned.decode]
+  now = then = planned.tbt_s
+  if rules.admission == 'early_rejection':
+    now = _step_now_s(view.decode, i, request.num_prompt_tokens)
+  if rules.admission == 'early_rejection_predicted':
+    then = _mean_step_then_s(view, rules, now_s + planned.ttft_s)
+  return Outlook(
+    planned.ttft_s,
+    planned.tbt_s,
+    now,
+    then,
+    request.priority,
+    rules.priority_headroom,
+  )
+
+
+def judged_tbt_s(rules: ConductorSpec, seen: Outlook) -> float:
+  """The TBT that this admission goes by."""
+  match rules.admission:
+    case 'early_rejection':
+      return seen.tbt_now_s
+    case 'early_rejection_predicted':
+      return seen.tbt_then_s
+  return seen.tbt_s
+
+
+def retry_after_s(
+  view: View, planned: Placement, reason: str, seen: Outlook, slo: SLO
+) -> float | None:
+  """When a refused request may be taken.
+
+  Too long a queue runs down a second a second; a prompt whose transfer and
+  compute alone miss the SLO never keeps it. Too full a batch empties as
+  outputs end, within about a mean output of steps.
+  """
+  if reason == 'ttft':
+    alone_s = planned.transfer_s + planned.prefill_s
+    limit_s = seen.share * slo.ttft_s
+    return None if alone_s > limit_s else planned.ttft_s - limit_s
+  return view.lengths.mean * planned.tbt_s
+
+
+def _step_now_s(loads: DecodeLoads, i: int, prompt_tokens: int) -> float:
+  """A step of what decodes at instance i now, and the request."""
+  rows = int(loads.active_rows_I[i]) + 1
+  tokens = int(loads.active_tokens_I[i]) + prompt_tokens
+  batch = min(rows, int(loads.max_batch_I[i]))
+  return loads.step[i].exact(batch, tokens * batch // rows)
+
+
+def _mean_step_then_s(view: View, rules: ConductorSpec, then_s: float) -> float:
+  """Mean step of the decode instances at `then_s` (arXiv section 7.4).
+
+  System level: so many requests decode then, of a mean context each, spread
+  evenly; each decodes for the same time.
+  """
+  loads = view.decode
+  duration_s = rules.decode_duration_s or view.durations.mean
+  rows = view.horizon.decoding_at(then_s, duration_s) + 1
+  placed = max(int(loads.rows_I.sum()), 1)
+  tokens = rows * int(loads.context_tokens_I.sum()) / placed
+  share_I = loads.accepts_I / max(int(loads.accepts_I.sum()), 1)
+  rows_I = np.minimum(rows * share_I, loads.max_batch_I)
+  base_s_I, row_s_I, token_s_I = loads.slopes_I3.T
+  step_s_I = base_s_I + row_s_I * rows_I + token_s_I * tokens * share_I
+  return float((view.tbt_error.factor_I * step_s_I) @ share_I)

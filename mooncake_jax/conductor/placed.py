@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A placed request as the Conductor remembers it, until it ends or expires."""
+
+from dataclasses import dataclass
+from dataclasses import field
+import heapq
+
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Request
+from mooncake_jax.request import TokenSegment
+
+
+@dataclass(eq=False)
+class Placed:
+  """One try of one request.
+
+  Attributes:
+    placed_s: when.
+    prefill_factor, transfer_factor, tbt_factor: corrections that the
+      predictions of the placement were made with.
+    prefilled: its prefill is known to have ended.
+    segments: its tokens so far.
+  """
+
+  request: Request
+  placement: Placement
+  placed_s: float
+  prefill_factor: float
+  transfer_factor: float
+  tbt_factor: float
+  prefilled: bool = False
+  segments: list[TokenSegment] = field(default_factory=list)
+
+
+class Reservations:
+  """All tries under way, by request; each expires."""
+
+  def __init__(self):
+    self._placed: dict[str, Placed] = {}
+    self._expiries: list[tuple[float, str, int]] = []
+
+  def add(self, placed: Placed, expires_s: float) -> None:
+    """Remembers a try until `expires_s`; one a request at a time."""
+    name, attempt = placed.request.request_id, placed.placement.attempt
+    assert name not in self._placed, f'request {name!r} is placed already'
+    self._placed[name] = placed
+    heapq.heappush(self._expiries, (expires_s, name, attempt))
+
+  def get(self, request_id: str, attempt: int) -> Placed | None:
+    """None if there is no such try under way."""
+    placed = self._placed.get(request_id)
+    if placed is None or placed.placement.attempt != attempt:
+      return None
+    return placed
+
+  def pop(self, placed: Placed) -> None:
+    del self._placed[placed.request.request_id]
+
+  def expired(self, now_s: float) -> list[Placed]:
+    """Those whose time has come; they stay until popped."""
+    late = []
+    while self._expiries and self._expiries[0][0] <= now_s:
+      _, name, attempt = heapq.heappop(self._expiries)
+      placed = self.get(name, attempt)
+      if placed is not None:
+        late.append(placed)
+    return late
+
+  def __len__(self) -> int:
+    return len(self._placed)
+
+  def __contains__(self, request_id: str) -> bool:
+    return request_id in self._placed
+
+  def __iter__(self):
+    return iter(list(self._placed.values()))

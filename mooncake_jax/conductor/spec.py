@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the Conductor decides, as a value that configs bind."""
+
+from dataclasses import dataclass
+
+from mooncake_jax.conductor.admission import ADMISSIONS
+from mooncake_jax.conductor.policies import POLICIES
+from mooncake_jax.conductor.telemetry import Telemetry
+
+
+@dataclass(frozen=True)
+class ConductorSpec:
+  """Policy, admission and what they go by.
+
+  Attributes:
+    policy: where to prefill: one of `policies.POLICIES`.
+    admission: whom to take: one of `admission.ADMISSIONS`.
+    balancing_threshold: see `question.Question`; the paper gives no value
+      ("adjusted manually").
+    work_weight: price of a second of prefill in 'cost_based', in seconds of
+      TTFT; see there.
+    late_check: whether the decode instance checks TBT again after prefill;
+      it always does with admission 'load'.
+    prior_output_tokens: guess of an output's length before any has ended.
+    decode_duration_s: t_d of 'early_rejection_predicted'; None is learnt.
+    priority_headroom: see `admission.Outlook`.
+    correct: whether predictions are corrected by what is observed.
+    max_attempts: tries of one request, where an instance fails it.
+    telemetry: what lies between events and beliefs.
+    seed: of the draws among equals.
+  """
+
+  policy: str = 'kvcache_centric'
+  admission: str = 'early_rejection'
+  balancing_threshold: float = 2.0
+  work_weight: float = 1.0
+  late_check: bool = False
+  prior_output_tokens: float = 256.0
+  decode_duration_s: float | None = None
+  priority_headroom: float = 0.5
+  correct: bool = True
+  max_attempts: int = 3
+  telemetry: Telemetry = Telemetry()
+  seed: int = 0
+
+  def __post_init__(self):
+    for name, valid in (('policy', POLICIES), ('admission', ADMISSIONS)):
+      if getattr(self, name) not in valid:
+        raise ValueError(
+          f'ConductorSpec.{name}={getattr(self, name)!r} is '
+          f'not one of {", ".join(valid)}'
+        )
+    for name, least in (
+      ('balancing_threshold', 1),
+      ('work_weight', 0),
+      ('prior_output_tokens', 1),
+      ('max_attempts', 1),
+    ):
+      if not getattr(self, name) >= least:
+        raise ValueError(
+          f'ConductorSpec.{name}={getattr(self, name)} must be >= {least}'
+        )
+    if self.decode_duration_s is not None and not self.decode_duration_s > 0:
+      raise ValueError(
+        f'ConductorSpec.decode_duration_s={self.decode_duration_s} must be > 0'
+      )
+    if not 0 < self.priority_headroom <= 1:
+      raise ValueError(
+        f'ConductorSpec.priority_headroom={self.priority_headroom} must be in '
+        '(0, 1]'
+      )
+
+  @property
+  def checks_late(self) -> bool:
+    """Whether decode instances check TBT after prefill."""
+    return self.late_check or self.admission == 'load'

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies between an event and the belief: it may come late, or never.
+
+For studies of a Conductor that is badly informed. Late and lost events only
+make beliefs older: queues run down by themselves, reservations expire, a plan
+on blocks that are gone is recomputed, and what a later event implies (tokens
+say that prefill ended) is taken from it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+import random
+
+from mooncake_jax.events import Event
+from mooncake_jax.events import InstanceJoined
+from mooncake_jax.events import InstanceLost
+
+
+@dataclass(frozen=True)
+class Telemetry:
+  """How badly the Conductor is informed.
+
+  Attributes:
+    delay_s: between an event and its belief.
+    loss: share of events that are never heard of; those that say which
+      instances there are always are.
+    seed: of the losses.
+  """
+
+  delay_s: float = 0.0
+  loss: float = 0.0
+  seed: int = 0
+
+  def __post_init__(self):
+    if not self.delay_s >= 0:
+      raise ValueError(f'Telemetry.delay_s={self.delay_s!r} must be >= 0')
+    if not 0 <= self.loss < 1:
+      raise ValueError(f'Telemetry.loss={self.loss!r} must be in [0, 1)')
+
+
+class EventLine:
+  """Events under way to the beliefs, in the order they happened."""
+
+  def __init__(self, telemetry: Telemetry):
+    self._telemetry = telemetry
+    self._rng = random.Random(telemetry.seed)
+    self._events: deque[Event] = deque()
+
+  def send(self, event: Event) -> None:
+    fleet = isinstance(event, InstanceJoined | InstanceLost)
+    if fleet or self._rng.random() >= self._telemetry.loss:
+      self._events.append(event)
+
+  def arrived(self, now_s: float) -> Iterator[Event]:
+    """Takes out what is known by now."""
+    while self._events:
+      if self._events[0].time_s + self._telemetry.delay_s > now_s:
+        return
+      yield self._events.popleft()

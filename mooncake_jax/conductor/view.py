@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Conductor's view of the cluster: every belief, kept true by events.
+
+A decision is a pure function of a view and a request. Whatever is reserved
+for a request is given back when it ends, and when its reservation expires: a
+cluster fails every request at its deadline, so past that nothing is held even
+if nobody said so.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.conductor.corrections import Correction
+from mooncake_jax.conductor.decode_horizon import DecodeHorizon
+from mooncake_jax.conductor.decode_load import DecodeLoads
+from mooncake_jax.conductor.fleet import Fleet
+from mooncake_jax.conductor.placed import Placed
+from mooncake_jax.conductor.placed import Reservations
+from mooncake_jax.conductor.prefill_load import PrefillLoads
+from mooncake_jax.conductor.prefix_index import PrefixIndex
+from mooncake_jax.conductor.running_mean import RunningMean
+from mooncake_jax.conductor.spec import ConductorSpec
+from mooncake_jax.conductor.work_costs import belief_of
+from mooncake_jax.conductor.work_costs import InstanceBelief
+from mooncake_jax.conductor.work_costs import WorkCosts
+from mooncake_jax.costs.model import CostModel
+from mooncake_jax.costs.model import Link
+from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Request
+
+
+class View:
+  """What is believed of all instances and requests.
+
+  Attributes:
+    index: who holds which block.
+    prefill, decode: queues, batches and room.
+    fleet: costs of the prefill instances, in the order of `prefill.names`.
+    placed: requests under way.
+    horizon: when each of them decodes.
+    lengths, durations: tokens of an output, seconds that it decodes.
+    prefill_error, transfer_error, tbt_error: online corrections.
+  """
+
+  def __init__(
+    self,
+    spec: ConductorSpec,
+    cluster: ClusterSpec,
+    model: ModelConfig,
+    costs: CostModel,
+    instances: Mapping[str, InstanceBelief],
+  ):
+    """An idle cluster with empty segments; see `Conductor`."""
+    self.layout = cluster.layout(model)
+    self.reuse = cluster.reuse
+    self.overlap = 0.0
+    self._timeout_s = cluster.request_timeout_s
+    self._default = belief_of(cluster, model, costs)
+    self._instances = instances
+    self._kinds: dict[InstanceBelief, WorkCosts] = {}
+    self.index = PrefixIndex(cluster.prefill_names)
+    self.prefill = PrefillLoads()
+    self.decode = DecodeLoads(cluster.page_tokens)
+    self.prefill_error = Correction(spec.correct)
+    self.transfer_error = Correction(spec.correct)
+    self.tbt_error = Correction(spec.correct)
+    self.placed = Reservations()
+    self.horizon = DecodeHorizon()
+    self.lengths = RunningMean(spec.prior_output_tokens)
+    step_s = costs.decode_step_s(1, 1)
+    self.durations = RunningMean(spec.prior_output_tokens * step_s)
+    for name in cluster.prefill_names:
+      self.join(name, 'prefill')
+    for name in cluster.decode_names:
+      self.join(name, 'decode')
+
+  def join(self, name: str, role: str) -> None:
+    """An instance takes requests in this role from now on, in no other."""
+    belief = self._instances.get(name, self._default)
+    if belief not in self._kinds:
+      self._kinds[belief] = WorkCosts(belief, self.layout.block_bytes)
+    work = self._kinds[belief]
+    self.close(name)
+    if role == 'prefill':
+      self.prefill.join(name, work)
+      self.prefill_error.join(self.prefill.row[name])
+      self.transfer_error.join(self.prefill.row[name])
+      self.index.position(name)
+      self._row_of_position = np.zeros(0, np.int64)
+      self.fleet = Fleet(self.prefill.names, self.prefill.work)
+    elif role == 'decode':
+      self.decode.join(name, belief, work.step)
+      self.tbt_error.join(self.decode.row[name])
+    else:
+      raise ValueError(f"{role=} must be 'prefill' or 'decode'")
+
+  @property
+  def row_of_position(self) -> np.ndarray:
+    """Of an instance's position in the index: its prefill row, or -1."""
+    names, row = self.index.names, self.prefill.row
+    if len(self._row_of_position) != len(names):
+      self._row_of_position = np.array([row.get(name, -1) for name in names])
+    return self._row_of_position
+
+  def close(self, name: str) -> None:
+    """An instance takes no more requests, in whatever role."""
+    self.prefill.close(name)
+    self.decode.close(name)
+
+  def reserve(
+    self, request: Request, placement: Placement, now_s: float
+  ) -> None:
+    """Counts a request where it was placed."""
+    name, at = request.request_id, placement
+    i = self.prefill.row[at.prefill]
+    busy_s = self.fleet.work_I[i].busy_s(
+      request.num_prompt_tokens,
+      at.reused_blocks * self.layout.block_size_tokens,
+      at.prefill_s,
+    )
+    self._occupy_links(i, at, now_s)
+    placed = Placed(
+      request,
+      placement,
+      now_s,
+      float(self.prefill_error.factor_I[i]),
+      float(self.transfer_error.factor_I[i]),
+      float(self.tbt_error.factor_I[self.decode.row[at.decode]]),
+    )
+    expires_s = request.arrival_s + self._timeout_s
+    self.placed.add(placed, max(expires_s, now_s))
+    self.prefill.add(at.prefill, name, busy_s, now_s, now_s + at.fetch_s)
+    self.decode.add(
+      at.decode, name, request.num_prompt_tokens, request.max_output_tokens
+    )
+    self.horizon.expect(name, now_s + at.ttft_s)
+    if self.reuse:
+      self.index.expect(at.prefill, request.block_keys)
+
+  def _occupy_links(self, i: int, at: Placement, now_s: float) -> None:
+    """Plans the prefix's way on the links that it will cross."""
+    fleet, factor = self.fleet, float(self.transfer_error.factor_I[i])
+
+    def plan(link: Link, owner: int, num_blocks: int) -> None:
+      if num_blocks:
+        seconds = fleet.latency_s_I[link][owner]
+        seconds += fleet.block_s_I[link][owner] * num_blocks
+        name = self.prefill.names[owner]
+        self.prefill.occupy(name, link, factor * seconds, now_s)
+
+    plan('onload', i, at.local_blocks)
+    plan('remote_read', i, at.store_blocks)
+    if at.fetch_from is not None:
+      plan('copy', self.prefill.row[at.fetch_from], at.fetch_blocks)
+
+  def release(self, placed: Placed, now_s: float) -> None:
+    """Gives back whatever a request still holds."""
+    name, at = placed.request.request_id, placed.placement
+    self.placed.pop(placed)
+    self.prefill.remove(at.prefill, name, now_s)
+    self.decode.remove(name)
+    self.horizon.remove(name)
+    if self.reuse:
+      self.index.unexpect(at.prefill, placed.request.block_keys)
+
+  def pass_time(self, now_s: float) -> None:
+    """What time alone changes: reservations expire, lost ends are assumed."""
+    for placed in self.placed.expired(now_s):
+      self.release(placed, now_s)
+    self.prefill.skip_overdue(now_s)
+
+  def check(self) -> None:
+    """Raises AssertionError if what is reserved is not what is placed."""
+    self.decode.check()
+    assert len(self.decode) == len(self.placed) == len(self.horizon)
+    queued = sum(not placed.prefilled for placed in self.placed)
+    assert len(self.prefill) <= queued
+    if not len(self.placed):
+      assert not self.prefill.queue_s_I(0.0).any()
