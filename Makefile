@@ -51,10 +51,13 @@ lock:
 PEERS ?= $(patsubst requirements-peers/%.txt,%,$(wildcard requirements-peers/*))
 peers: $(addprefix .venv-peers/,$(PEERS))
 
+INSTALL = $@/bin/pip install -q --disable-pip-version-check -r $<
+.venv-peers/vllm: INSTALL = $@/bin/python scripts/peers/install_without.py $< \
+  torchvision torchaudio torchcodec
+
 .venv-peers/%: requirements-peers/%.txt
 	$(PYTHON) -m venv $@
-	$@/bin/pip install -q --disable-pip-version-check -r $< || \
-	  { rm -rf $@; echo "$*: does not install here, left out"; }
+	$(INSTALL) || { rm -rf $@; echo "$*: does not install here, left out"; }
 
 clean:
 	rm -rf $(VENV) .venv-peers .jax_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
