@@ -2,6 +2,7 @@
 """Runs an experiment: serves, prints, writes the results folder."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -22,17 +23,22 @@ from scripts.serving import prepare
 from scripts.serving import serve_once
 
 WITHOUT = 'no_reuse'
+# As `serving.backends`.
+Opened = Callable[
+  [Experiment, ModelConfig], AbstractContextManager[Callable[[], Backend]]
+]
 
 
 def run(
-  experiment: Experiment, operative: str, out: Path
+  experiment: Experiment, operative: str, out: Path, opened: Opened = backends
 ) -> dict[str, Outcome]:
   """Returns the outcome by column of the printed table, 'reuse' first.
 
-  The results of the run without reuse lie in a folder inside `out`.
+  The results of the run without reuse lie in a folder inside `out`. `opened`
+  gives what it runs on.
   """
   started = datetime.now().isoformat(timespec='seconds')
-  outcomes = _serve_all(experiment)
+  outcomes = _serve_all(experiment, opened)
   _print_answers(next(iter(outcomes.values())), experiment.show_answers)
   columns = {name: outcome.summary for name, outcome in outcomes.items()}
   print(f'\n{experiment.title}\n\n{comparison(columns)}\n')
@@ -44,10 +50,10 @@ def run(
   return outcomes
 
 
-def _serve_all(experiment: Experiment) -> dict[str, Outcome]:
+def _serve_all(experiment: Experiment, opened: Opened) -> dict[str, Outcome]:
   config = experiment.model.read_config()
   name = 'reuse' if experiment.cluster.reuse else WITHOUT
-  with backends(experiment, config) as make_backend:
+  with opened(experiment, config) as make_backend:
     outcomes = {name: _serve(experiment, config, name, make_backend)}
     if experiment.compare_reuse and experiment.cluster.reuse:
       off = replace(experiment.cluster, reuse=False)

@@ -22,6 +22,7 @@ from scripts.config import ConfigError
 from scripts.config import load
 from scripts.errors import one_line_errors
 from scripts.gin_source import binds
+from scripts.sweeps import inline
 from scripts.sweeps import processes
 from scripts.sweeps import slurm
 from scripts.sweeps.grid import parse_axis
@@ -56,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     default=0,
     help='runs at a time; default: one a core, on devices one',
   )
+  here = 'one after another in this process, sharing devices'
+  add('--inline', action='store_true', help=here)
   add('--timeout-s', type=float, default=3600.0, help='of one run')
   add('--again', action='store_true', help='also what is done')
   add('--slurm', nargs='*', metavar='KEY=VALUE', help='options of submitit')
@@ -81,6 +84,8 @@ def read_sweep(
 
 
 def _runner(args: argparse.Namespace) -> Runner:
+  if args.inline:
+    return inline.run_points
   if args.slurm is None:
     return partial(
       processes.run_points, workers=args.workers, timeout_s=args.timeout_s

@@ -11,6 +11,7 @@ import pytest
 
 from scripts import sweep as sweep_script
 from scripts.config import ConfigError
+from scripts.sweeps import inline
 from scripts.sweeps import processes
 from scripts.sweeps import slurm
 from scripts.sweeps.grid import parse_axis
@@ -133,6 +134,15 @@ def test_jobs_of_submitit_give_what_processes_give(tmp_path):
   near = run_sweep(wanted, tmp_path / 'near', local())
   assert [row.figures for row in far] == [row.figures for row in near]
   assert [row.reason for row in far] == [row.reason for row in near]
+
+
+def test_runs_in_this_process_give_what_processes_give(tmp_path, capsys):
+  wanted = small(scale=[0.3, 0.5])
+  here = run_sweep(wanted, tmp_path / 'here', inline.run_points)
+  near = run_sweep(wanted, tmp_path / 'near', local())
+  assert [row.figures for row in here] == [row.figures for row in near]
+  assert [row.reason for row in here] == [row.reason for row in near]
+  assert 'completed' not in capsys.readouterr().out
 
 
 def test_options_of_slurm_are_read_and_wrong_ones_named(tmp_path):

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 import json
 import os
 from pathlib import Path
-import sys
+import traceback
 from typing import Any
 
 from mooncake_jax.metrics.table import flat
 from scripts.config import load
 from scripts.experiment import Experiment
+from scripts.running import Opened
 from scripts.running import run
+from scripts.serving import backends
 
 RESULT = 'point.json'
 LOG = 'log.txt'
@@ -28,14 +30,25 @@ def run_point(config: str, bindings: Sequence[str], folder: Path) -> None:
   with (folder / LOG).open('w') as log:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
-    try:
-      experiment, operative = load(config, bindings, Experiment)
-      outcomes = run(experiment, operative, folder)
-    except (ValueError, OSError, RuntimeError) as error:
-      write(folder, {'status': 'failed', 'reason': str(error)})
-      raise
-    finally:
-      sys.stdout.flush()
+    run_into(config, bindings, folder)
+
+
+def run_into(
+  config: str, bindings: Sequence[str], folder: Path, opened: Opened = backends
+) -> None:
+  """Runs one experiment; its folder has a result, whatever comes of it.
+
+  Args:
+    opened: gives the backend, see `serving.backends`.
+  """
+  try:
+    experiment, operative = load(config, bindings, Experiment)
+    outcomes = run(experiment, operative, folder, opened)
+  except Exception as error:
+    # Whatever it is: the other points go on, and the log has the traceback.
+    write(folder, {'status': 'failed', 'reason': str(error) or repr(error)})
+    traceback.print_exc()
+    return
   outcome = next(iter(outcomes.values()))
   write(folder, {'status': 'done', 'figures': flat(outcome.summary.to_dict())})
 

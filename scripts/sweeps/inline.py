@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points of a sweep in this process, one after another.
+
+Runs on devices that differ only in how a prompt is cut and moved take the same
+devices, programs and weights: a sweep over chunk sizes compiles once.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import contextmanager
+from contextlib import ExitStack
+from contextlib import redirect_stderr
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+from mooncake_jax.backend import Backend
+from mooncake_jax.model_config import ModelConfig
+from scripts.config import load
+from scripts.experiment import Experiment
+from scripts.serving import backends
+from scripts.sweeps import point
+from scripts.sweeps.grid import Point
+
+MakeBackend = Callable[[], Backend]
+
+
+def run_points(
+  config: str,
+  points: Sequence[Point],
+  out: Path,
+  on_end: Callable[[Point], None],
+) -> None:
+  """Runs all points; each leaves a result in its folder of `out`."""
+  experiments = [
+    load(config, each.bindings, Experiment)[0]
+    for each in points
+    if each.on_devices
+  ]
+  with ExitStack() as stack:
+    shared = SharedDevices(stack, experiments)
+    for each in points:
+      folder = out / each.name
+      folder.mkdir(parents=True, exist_ok=True)
+      with (folder / point.LOG).open('w') as log:
+        with redirect_stdout(log), redirect_stderr(log):
+          point.run_into(config, each.bindings, folder, shared.opened)
+      on_end(each)
+
+
+class SharedDevices:
+  """Backends of experiments on devices, opened at first use.
+
+  Runs on devices follow each other: a backend is idle when it is taken.
+  """
+
+  def __init__(self, stack: ExitStack, experiments: Sequence[Experiment]):
+    """Gathers which chunk sizes each backend must have programs for.
+
+    Args:
+      stack: closes what was opened.
+    """
+    self._stack = stack
+    self._largest: dict[str, int] = {}
+    for experiment in experiments:
+      key, size = _devices_of(experiment), experiment.cluster.chunk_tokens
+      self._largest[key] = max(size, self._largest.get(key, 0))
+    self._open: dict[str, MakeBackend] = {}
+
+  @contextmanager
+  def opened(
+    self, experiment: Experiment, config: ModelConfig
+  ) -> Iterator[MakeBackend]:
+    """As `serving.backends`."""
+    if experiment.backend == 'virtual':
+      with backends(experiment, config) as make_backend:
+        yield make_backend
+      return
+    key = _devices_of(experiment)
+    if key not in self._open:
+      # 'auto' has programs for sizes up to the largest.
+      cluster = replace(
+        experiment.cluster, chunk_tokens=self._largest[key], chunking='auto'
+      )
+      self._open[key] = self._stack.enter_context(
+        backends(replace(experiment, cluster=cluster), config)
+      )
+    yield self._open[key]
+
+
+def _devices_of(experiment: Experiment) -> str:
+  """What experiments with the same devices have in common."""
+  cluster = replace(
+    experiment.cluster,
+    chunk_tokens=1,
+    chunking='fixed',
+    streaming='layers',
+  )
+  return repr((experiment.model, cluster))
