@@ -42,29 +42,29 @@ def desk() -> Iterator[Desk]:
 @pytest.mark.parametrize('by_memcpy_out', [True, False])
 @pytest.mark.parametrize('by_memcpy_in', [True, False])
 def test_both_ways_move_the_same_bytes(desk, name, by_memcpy_out, by_memcpy_in):
-  model = desk.backend.instances[name].stages[0].desk.model
+  pool = desk.backend.instances[name].stages[0].desk.pool
   first, second = Replica(name, 1), Replica(name, 2)
-  model.copies_now = by_memcpy_out
+  pool.copies_now = by_memcpy_out
   desk.move(DevicePages(name, (3, 5)), first)
-  model.copies_now = by_memcpy_in
+  pool.copies_now = by_memcpy_in
   desk.move(first, DevicePages(name, (30, 20)))
-  model.copies_now = not by_memcpy_out
+  pool.copies_now = not by_memcpy_out
   desk.move(DevicePages(name, (30, 20)), second)
   block = desk.bytes_of(first)
   assert np.abs(block).min() > 0
   np.testing.assert_array_equal(block, desk.bytes_of(second))
   desk.backend.drop((first, second))
-  model.copies_now = True
+  pool.copies_now = True
 
 
 def test_the_pool_is_still_written_in_place_by_what_follows(desk):
-  model = desk.backend.instances['a'].stages[0].desk.model
-  pointers = model.pool_pointers
+  pool = desk.backend.instances['a'].stages[0].desk.pool
+  pointers = pool.pointers
   for i in range(3):
     desk.move(DevicePages('a', (3, 5)), Replica('a', i))
     desk.move(Replica('a', i), DevicePages('a', (30, 20)))
     desk.prefill('a', random_tokens(16, i), range(40, 48))
-  assert model.pool_pointers == pointers
+  assert pool.pointers == pointers
   desk.backend.drop(tuple(Replica('a', i) for i in range(3)))
 
 

@@ -208,7 +208,7 @@ def test_the_pool_is_written_in_place(desk):
 
 def pointers(desk):
   return [
-    stage.desk.model.pool_pointers
+    stage.desk.pool.pointers
     for instance in desk.backend.instances.values()
     for stage in instance.stages
   ]

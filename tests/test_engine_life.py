@@ -50,7 +50,7 @@ def test_too_few_devices_or_a_name_twice_is_a_clear_error():
 def test_a_lost_pool_fails_all_later_work_of_its_instance_only():
   with tiny_backend(tiny_spec('a'), tiny_spec('c')) as backend:
     desk = Desk(backend)
-    backend.instances['a'].stages[0].desk.model._kv.delete()
+    backend.instances['a'].stages[0].desk.pool.kv.delete()
     chunk = PrefillChunk('r', 0, 0, 4, (1,), random_tokens(4, 0))
     batch = DecodeBatch((decode_row('r', 1, 0, (1, 2), 8),))
     handoff = ops_of(DevicePages('c', (1,)), DevicePages('a', (1,)))

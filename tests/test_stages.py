@@ -25,8 +25,10 @@ from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.engine.device import DeviceBackend
+from mooncake_jax.engine.programs import PrefillPrograms
 from mooncake_jax.model.params import init_params
 from mooncake_jax.model.prefill import prefill_chunk
+from mooncake_jax.model.tick import leave
 from mooncake_jax.request import Sampling
 
 LAYERS = 8
@@ -106,11 +108,16 @@ def pipeline(split: int, executor: str) -> Pipeline:
   stage_layers, tensor, group = SPLITS[split]
   logits: list[jax.Array] = []
 
-  def program(*args):
-    out = prefill_chunk(*args)
-    if out[1] is not None:
-      logits.append(out[1])
-    return out
+  def kept(program):
+    def run(*args):
+      out = program(*args)
+      if out[1] is not None:
+        logits.append(out[1])
+      return out
+
+    return run
+
+  programs = PrefillPrograms(kept(prefill_chunk), leave=kept(leave))
 
   whole = tiny_spec(WHOLE, chunk_buckets=(LONGEST,), devices=(0,))
   pipe = tiny_spec(
@@ -120,9 +127,10 @@ def pipeline(split: int, executor: str) -> Pipeline:
     devices=tuple(range(len(stage_layers) * tensor)),
     stage_layers=stage_layers,
     layers_per_group=group,
+    executor=executor,
   )
   backend = DeviceBackend(
-    DEEP, DEEP_LAYOUT, [whole, pipe], deep_params(), prefill_program=program
+    DEEP, DEEP_LAYOUT, [whole, pipe], deep_params(), prefill_programs=programs
   )
   return Pipeline(Desk(backend), logits)
 
@@ -136,7 +144,7 @@ def cuts_of(rng: np.random.Generator, start: int, stop: int) -> list[int]:
   return cuts
 
 
-@pytest.mark.parametrize('executor', ['mpmd'])
+@pytest.mark.parametrize('executor', ['mpmd', 'spmd'])
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
   split=st.integers(0, len(SPLITS) - 1),

@@ -2,23 +2,19 @@
 """Works named in `after`: layers leave as they are computed, a chunk waits
 for its prefix layer by layer, and a failure reaches all that depend on it.
 
-Each layer group takes 30 ms here, so whoever reads too early reads nothing.
+Layers [0, 2) and [2, 3) are groups of one stage, or stages. Each takes 30 ms
+here, so whoever reads too early reads nothing.
 """
 
 from collections.abc import Iterator
-import functools
-import time
 from typing import Any
 
-import jax
-from jax import numpy as jnp
 import pytest
 
+from engine_pieces import CHUNK
 from engine_pieces import Desk
 from engine_pieces import LAYOUT
-from engine_pieces import MODEL
 from engine_pieces import ops_of
-from engine_pieces import plain_tokens
 from engine_pieces import random_tokens
 from engine_pieces import tiny_backend
 from engine_pieces import tiny_spec
@@ -27,33 +23,33 @@ from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.engine.warmup import warmup
-from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.request import Sampling
+from scripts.benches.fixed_stages import napping
 
 GROUP_S = 0.03
 FAR = 1e9
+PROGRAMS = napping(GROUP_S)
+KINDS = {
+  'groups': {'layers_per_group': 2},
+  'mpmd': {'role': 'prefill', 'stage_layers': (2, 1)},
+  'spmd': {'role': 'prefill', 'stage_layers': (2, 1), 'executor': 'spmd'},
+}
 
 
-def _sleep(zero):
-  time.sleep(GROUP_S)
-  return zero
-
-
-@functools.partial(jax.jit, static_argnames='config', donate_argnames='kv')
-def slow_prefill(params, config, kv, x, table, start, length, *rest):
-  """`prefill_chunk` that begins with a nap."""
-  shape = jax.ShapeDtypeStruct((), start.dtype)
-  start += jax.pure_callback(_sleep, shape, jnp.zeros_like(start))
-  return prefill_chunk(params, config, kv, x, table, start, length, *rest)
-
-
-@pytest.fixture(scope='module')
-def desk() -> Iterator[Desk]:
-  """Instances of one device; layers [0, 2) and [2, 3) are groups."""
-  specs = [tiny_spec(name, layers_per_group=2) for name in 'ac']
-  with tiny_backend(*specs, prefill_program=slow_prefill) as backend:
+@pytest.fixture(scope='module', params=[*KINDS])
+def desk(request) -> Iterator[Desk]:
+  """Instance 'a' is what is tested, 'c' has all layers on one device."""
+  specs = tiny_spec('a', **KINDS[request.param]), tiny_spec('c')
+  with tiny_backend(*specs, prefill_programs=PROGRAMS) as backend:
     warmup(backend)
     yield Desk(backend)
+
+
+def plain_tokens(desk: Desk, tokens, count: int) -> list[int]:
+  """First token and `count` more, by 'c' alone."""
+  pages = range(100, 128)
+  first = desk.prefill('c', tokens, pages)
+  return [first, *desk.decode('c', first, len(tokens), pages, count)]
 
 
 def chunk(tokens, pages, start=0, stop=None, last=True) -> PrefillChunk:
@@ -87,7 +83,7 @@ def test_what_a_chunk_computes_leaves_layer_by_layer_and_whole(desk):
   assert desk.decode('c', expected[0], 16, there, 4) == expected[1:]
   # The first two layers were gone before the last one was computed.
   assert moved[0].time_s < end.time_s < moved[1].time_s
-  assert end.spans == ((end.started_s, end.time_s),)
+  assert end.spans[0][0] == end.started_s < end.time_s == end.spans[-1][1]
   assert end.time_s - end.started_s >= 2 * GROUP_S
 
 
@@ -120,11 +116,12 @@ def test_a_chunk_waits_for_the_layers_of_its_prefix_only(desk):
   fetch = backend.transfer(handoff(*ends), 0, FAR, (prefix, more))
   work = backend.prefill('a', chunk(tokens, there, 24), (fetch,))
   # The owner of 'a' is not held up by a chunk that waits.
-  row = desk.decode('a', 1, 0, (90, 91), 6)
-  assert len(row) == 6 and work not in desk.completions
+  desk.move(DevicePages('a', (90, 91)), DevicePages('a', (92, 93)))
+  assert work not in desk.completions
   end = desk.end_of(work)
   assert end.status == 'completed' and end.token == expected[0]
-  assert desk.decode('a', expected[0], 29, there, 4) == expected[1:]
+  desk.move(DevicePages('a', there[:8]), DevicePages('c', here))
+  assert desk.decode('c', expected[0], 29, (*here, 90), 4) == expected[1:]
 
 
 def test_a_chunk_begins_while_the_last_layers_of_its_prefix_arrive(desk):
@@ -232,13 +229,41 @@ def test_a_chunk_cancelled_between_its_layer_groups_writes_no_more(desk):
   desk.prefill('a', tokens[:5], (1, 2))
 
 
+def test_chunks_of_two_requests_follow_each_other_without_a_gap(desk):
+  backend = desk.backend
+  tokens = [random_tokens(CHUNK, seed) for seed in (10, 11)]
+  expected = [plain_tokens(desk, t, 1)[0] for t in tokens]
+  works = [
+    backend.prefill('a', chunk(t, range(1 + 9 * i, 6 + 9 * i)))
+    for i, t in enumerate(tokens * 3)
+  ]
+  ends = [desk.end_of(work) for work in works]
+  assert [end.token for end in ends] == expected * 3
+  spans = [end.spans for end in ends]
+  for stage in range(len(spans[0])):
+    ordered = [span[stage] for span in spans]
+    assert ordered == sorted(ordered)
+  if len(spans[0]) > 1:  # the second is on the first stage by then
+    assert spans[1][0][0] < spans[0][1][1] and spans[2][0][0] < spans[1][1][1]
+
+
 def test_no_program_is_compiled_for_another_number_of_chunks(desk):
-  programs = desk.backend.compiled_programs()
-  program: Any = slow_prefill
-  here = program._cache_size()
+  counts = _compiled(desk)
   for length in (1, 16, 17, 50, 90):
     desk.prefill('a', random_tokens(length, 9), range(1, 30))
-  assert desk.backend.compiled_programs() == programs
-  assert program._cache_size() == here
-  assert MODEL.num_layers == 3  # two groups, one chunk bucket, two instances
-  assert here == 4
+  assert _compiled(desk) == counts
+
+
+def _compiled(desk: Desk) -> tuple[int, ...]:
+  napped: Any = PROGRAMS
+  counts = (program._cache_size() for program in napped)
+  return desk.backend.compiled_programs(), *counts
+
+
+def test_pools_are_written_in_place(desk):
+  pools = [stage.desk.pool for stage in desk.backend.instances['a'].stages]
+  before = [pool.pointers for pool in pools]
+  desk.prefill('a', random_tokens(43, 12), range(1, 12))
+  desk.move(DevicePages('a', (1, 2)), DevicePages('a', (3, 4)))
+  desk.prefill('a', random_tokens(20, 12), range(1, 12))
+  assert [pool.pointers for pool in pools] == before

@@ -10,6 +10,9 @@ from mooncake_jax.backend import Status
 from mooncake_jax.backend import WorkId
 from mooncake_jax.engine.progress import Layers
 
+# Calls back once what a chunk waits for is done with layers, or by an error.
+When = Callable[[Layers, Callable[[str], None]], None]
+
 
 class ChunkRun:
   """One chunk: how far it is on all stages, and how it ends. Any thread.

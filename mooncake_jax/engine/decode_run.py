@@ -70,7 +70,7 @@ class DecodeRun:
     self._num_left = min(task.max_steps, *(row.remaining for row in rows))
     self._remaining = [row.remaining for row in rows]
     self._unread: deque[jax.Array] = deque()
-    first = [row.position // model.page_tokens for row in rows]
+    first = [row.position // model.pool.page_tokens for row in rows]
     self.writes = {p for row, i in zip(rows, first) for p in row.pages[i:]}
 
   def advance(self) -> bool:

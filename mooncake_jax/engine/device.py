@@ -15,7 +15,6 @@ from functools import partial
 import itertools
 import math
 import time
-from typing import Any
 
 import jax
 
@@ -38,13 +37,14 @@ from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.memory import check_layout
 from mooncake_jax.engine.memory import counts
 from mooncake_jax.engine.memory import regions
+from mooncake_jax.engine.programs import OURS
+from mooncake_jax.engine.programs import PrefillPrograms
 from mooncake_jax.engine.progress import Progress
 from mooncake_jax.engine.routes import Routes
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.spec import LEAST_STAGING_BYTES
 from mooncake_jax.engine.weights import ParamsSource
 from mooncake_jax.engine.weights import Weights
-from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.engine import BatchId
@@ -72,7 +72,7 @@ class DeviceBackend:
     kv_dtype: jax.typing.DTypeLike = 'float32',
     clock: Callable[[], float] = time.perf_counter,
     stores: Sequence[SharedSegment] = (),
-    prefill_program: Callable[..., Any] = prefill_chunk,
+    prefill_programs: PrefillPrograms = OURS,
   ):
     """Places parameters and pools on the devices and starts the threads.
 
@@ -81,7 +81,7 @@ class DeviceBackend:
       params: a tree, or what loads one onto a mesh.
       clock: seconds, never going back.
       stores: far segments of no instance; closed with the backend.
-      prefill_program: computes layers of a chunk as `prefill_chunk` does.
+      prefill_programs: what computes chunks.
 
     Raises:
       ValueError: too few devices, a name given twice, or a layout that is
@@ -111,7 +111,7 @@ class DeviceBackend:
           kv_dtype,
           self.now_s,
           self._inbox.crash,
-          prefill_program,
+          prefill_programs,
         )
     except BaseException:
       self.close()  # ends the threads of those that were made

@@ -8,32 +8,26 @@ write, read   (with an SSD) copy parts to its segment and from it
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.engine import mpmd
+from mooncake_jax.engine import spmd
 from mooncake_jax.engine.assign import Device
+from mooncake_jax.engine.build import Builder
 from mooncake_jax.engine.chunk_run import ChunkRun
+from mooncake_jax.engine.chunk_run import When
 from mooncake_jax.engine.decode_run import DecodeTask
-from mooncake_jax.engine.mesh_model import MeshModel
-from mooncake_jax.engine.mpmd import StagePipe
-from mooncake_jax.engine.mpmd import When
-from mooncake_jax.engine.owner import Owner
+from mooncake_jax.engine.programs import PrefillPrograms
 from mooncake_jax.engine.progress import Layers
-from mooncake_jax.engine.reader import Reader
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.stage import Stage
-from mooncake_jax.engine.tasks import Desk
 from mooncake_jax.engine.weights import Weights
-from mooncake_jax.model import sharding
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.budget import ByteBudget
@@ -57,27 +51,15 @@ class Instance:
     kv_dtype: jax.typing.DTypeLike,
     now_s: Callable[[], float],
     on_crash: Callable[[str, BaseException], None],
-    prefill_program: Callable[..., Any],
+    programs: PrefillPrograms,
   ):
     """Allocates pools and parameters and starts the threads."""
     self.spec = spec
     self.num_kv_heads = config.num_kv_heads
     self.page_tokens = layout.page_tokens
     self._now_s = now_s
-    self._on_crash = on_crash
-    models = [
-      MeshModel(
-        config,
-        spec,
-        mesh,
-        weights.on(mesh, spec.unroll, groups),
-        groups,
-        layout,
-        kv_dtype,
-        prefill_program,
-      )
-      for mesh, groups in _places(config, spec, devices)
-    ]
+    is_ticked = spec.executor == 'spmd' and spec.num_stages > 1
+    self._start = spmd.start if is_ticked else mpmd.start
     self.segment = HostSegment(spec.name, spec.host_bytes)
     block = BlockFormat(
       layout.num_layers,
@@ -91,29 +73,20 @@ class Instance:
     self.stages: list[Stage] = []
     self.staging = ByteBudget(staging, self._poke)
     self.arrived = ByteBudget(staging)
-    for model in models:
-      self.stages.append(self._stage(model))
+    builder = Builder(
+      config, spec, devices, weights, layout, kv_dtype, programs
+    )
+    self.stages += builder.stages(self.staging, now_s, on_crash)
     self.device_link = Link(f'{spec.name}-device', on_crash, self.arrived)
     self.host_link = Link(f'{spec.name}-host', on_crash)
     self.ssd = (
       None if self._ssd is None else FarTier(self._ssd, on_crash, staging)
     )
 
-  def _stage(self, model: MeshModel) -> Stage:
-    """Starts the threads of a stage."""
-    name = self.spec.name
-    if self.spec.num_stages > 1:
-      name += f'-stage{len(self.stages)}'
-    reader = Reader(f'{name}-reader', self._now_s, self._on_crash)
-    desk = Desk(model, reader, self.staging)
-    owner = Owner(f'{name}-owner', desk, StagePipe(), self._on_crash)
-    layers = (model.groups[0][0], model.groups[-1][1])
-    return Stage(layers, desk, owner)
-
   @property
   def groups(self) -> list[Layers]:
     """Layer ranges that a chunk is computed in, one by one."""
-    return [g for stage in self.stages for g in stage.desk.model.groups]
+    return [g for stage in self.stages for g in stage.groups]
 
   def stages_of(self, layers: Layers) -> list[tuple[Stage, Layers]]:
     """The stages that have some of the layers, and which."""
@@ -130,7 +103,7 @@ class Instance:
   ) -> ChunkRun:
     """Starts a chunk on the stages; see `ChunkRun` and `mpmd.start`."""
     run = ChunkRun(work_id, chunk, self._now_s, computed, end, self._poke)
-    mpmd.start(run, self.stages, when)
+    self._start(run, self.stages, when)
     return run
 
   def start_decode(self, task: DecodeTask) -> None:
@@ -165,17 +138,6 @@ class Instance:
       stage.owner.close()
     for stage in self.stages:
       stage.desk.reader.close()
-
-
-def _places(
-  config: ModelConfig, spec: InstanceSpec, devices: Sequence[Device]
-) -> Iterator[tuple[Mesh, tuple[Layers, ...]]]:
-  """The sub-mesh and the layer groups of each stage."""
-  ranges = spec.stage_ranges(config.num_layers)
-  size = len(devices) // len(ranges)
-  for i, layers in enumerate(ranges):
-    own = devices[i * size : (i + 1) * size]
-    yield sharding.make_mesh(own, config), spec.layer_groups(*layers)
 
 
 def open_ssd(spec: InstanceSpec, block: BlockFormat) -> SsdSegment | None:

@@ -21,12 +21,11 @@ from jax.profiler import TraceAnnotation
 import numpy as np
 
 from mooncake_jax.engine.chunk_run import ChunkRun
+from mooncake_jax.engine.chunk_run import When
 from mooncake_jax.engine.inbox import describe
-from mooncake_jax.engine.mesh_model import ChunkInputs
 from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.stage import Stage
-
-When = Callable[[Layers, Callable[[str], None]], None]
+from mooncake_jax.engine.stage_pool import ChunkInputs
 
 
 def start(run: ChunkRun, stages: Sequence[Stage], when: When) -> None:
@@ -62,7 +61,8 @@ class StageRun:
       is_fed: nothing comes from a stage before.
     """
     self.run = run
-    self._desk = stage.desk
+    assert stage.desk.model is not None
+    self._desk, self._model = stage.desk, stage.desk.model
     self._poke = stage.owner.poke
     self._hand_on = hand_on
     self._is_fed = is_fed
@@ -74,12 +74,12 @@ class StageRun:
 
   @property
   def groups(self) -> Sequence[Layers]:
-    return self._desk.model.groups
+    return self._model.groups
 
   @property
   def writes(self) -> set[int]:
     """The pages it writes."""
-    return self._desk.model.written_pages(self.run.chunk)
+    return self._desk.pool.written_pages(self.run.chunk)
 
   @property
   def is_open(self) -> bool:
@@ -95,15 +95,14 @@ class StageRun:
 
   def feed(self, x: jax.Array) -> None:
     """The stage before has computed it. That stage's reader's thread."""
-    self._x = self._desk.model.take(x)
+    self._x = self._desk.pool.take(x)
     self._is_fed = True
     self._poke()
 
   def advance(self) -> bool:
     """Dispatches the next group if it may start now."""
     slots = self._desk.group_slots
-    may_start = self._is_fed and self._granted[self._next]
-    if not may_start or not slots.acquire(blocking=False):
+    if not self._prepare() or not slots.acquire(blocking=False):
       return False
     if not self.run.begin():
       slots.release()
@@ -124,12 +123,21 @@ class StageRun:
     )
     return True
 
+  def _prepare(self) -> bool:
+    """Puts inputs on the devices ahead; whether the next group may start."""
+    try:
+      if self._inputs is None:
+        pool = self._desk.pool
+        self._inputs = pool.put(pool.chunk_inputs(self.run.chunk))
+    except Exception as error:
+      self.run.stop('failed', describe(error))
+      return False
+    return self._is_fed and self._granted[self._next]
+
   def _dispatch(self) -> jax.Array:
-    model = self._desk.model
-    model.check_pool()
-    if self._inputs is None:
-      self._inputs = model.chunk_inputs(self.run.chunk)
-    self._x = model.prefill(self._inputs, self._next, self._x)
+    assert self._inputs is not None
+    self._desk.pool.check()
+    self._x = self._model.prefill(self._inputs, self._next, self._x)
     if self._next == len(self.groups) - 1 and self._hand_on is None:
       self._x.copy_to_host_async()
     return self._x

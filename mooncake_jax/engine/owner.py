@@ -135,7 +135,7 @@ class Owner:
 
   def _main(self) -> None:
     try:
-      with jax.set_mesh(self._desk.model.mesh):
+      with jax.set_mesh(self._desk.pool.mesh):
         while (tasks := self._take()) is not None:
           for posted in tasks:
             if isinstance(posted, tuple):
@@ -177,9 +177,9 @@ class Owner:
     self, task: Task | DecodeTask, desk: Desk, run: Callable[[], None]
   ) -> None:
     """Runs it on the stage's mesh; what raises fails the task."""
-    mesh, own = desk.model.mesh, self._desk.model.mesh
+    mesh, own = desk.pool.mesh, self._desk.pool.mesh
     try:
-      desk.model.check_pool()
+      desk.pool.check()
       with nullcontext() if mesh is own else jax.set_mesh(mesh):
         run()
     except Exception as error:
@@ -202,6 +202,8 @@ class Owner:
       raise ValueError(
         f'decode work {task.work_id} while {self._decode.task.work_id} runs'
       )
+    if self._desk.model is None:
+      raise ValueError(f'{self._name} only prefills')
     self._decode = DecodeRun(task, self._desk.model)
 
   def _advance_decode(self) -> None:
@@ -209,7 +211,7 @@ class Owner:
     if run is None:
       return
     try:
-      self._desk.model.check_pool()
+      self._desk.pool.check()
       is_open = run.advance()
     except Exception as error:
       run.task.fail(error)

@@ -6,6 +6,8 @@ import itertools
 from typing import get_args
 from typing import Literal
 
+from mooncake_jax.cluster_spec import Executor
+
 Role = Literal['prefill', 'decode', 'both']
 # Which parts have a checksum: those on SSDs, or those in host memory as well.
 Checksums = Literal['ssd', 'all']
@@ -41,6 +43,7 @@ class InstanceSpec:
       chunk.
     stage_layers: layers of each stage of a pipeline; () is one stage of all.
       Only for prefill.
+    executor: 'mpmd' runs programs on each stage, 'spmd' one over all.
     layers_per_group: a chunk is computed so many layers at a time, so that
       their KVCache leaves while the next compute; None is all at once.
     unroll: one program part a layer (fast on CPU), else a scan over stacked
@@ -63,6 +66,7 @@ class InstanceSpec:
   checksums: Checksums = 'ssd'
   staging_bytes: int | None = None
   stage_layers: tuple[int, ...] = ()
+  executor: Executor = 'mpmd'
   layers_per_group: int | None = None
   unroll: bool = True
 
@@ -71,6 +75,8 @@ class InstanceSpec:
     for field in (*counts, 'staging_bytes', 'layers_per_group'):
       if (value := getattr(self, field)) is not None and value < 1:
         self._refuse(field, 'must be >= 1')
+    if self.executor not in get_args(Executor):
+      self._refuse('executor', f'must be one of {get_args(Executor)}')
     if self.stage_layers and min(self.stage_layers) < 1:
       self._refuse('stage_layers', 'must be >= 1 each')
     if self.num_stages > 1 and self.role != 'prefill':

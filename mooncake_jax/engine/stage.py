@@ -14,16 +14,25 @@ from mooncake_jax.transfer.heads import HostPlace
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-  """Its pool and parameters (`desk.model`), and the thread that uses them.
+  """Its pool and parameters, and the thread that uses them.
 
   Attributes:
-    layers: [start, stop) of the model.
     owner: of this stage alone, or of all stages that run one program.
   """
 
-  layers: Layers
   desk: Desk
   owner: Owner
+
+  @property
+  def layers(self) -> Layers:
+    """[start, stop) of the model."""
+    return self.desk.pool.layers
+
+  @property
+  def groups(self) -> tuple[Layers, ...]:
+    """Layer ranges that a chunk is computed in, one by one."""
+    model = self.desk.model
+    return (self.layers,) if model is None else model.groups
 
   def post(self, task: Task) -> None:
     """Queues a copy out of the pool or into it. Any thread may call."""
@@ -37,8 +46,8 @@ class Stage:
 
   @cached_property
   def device_place(self) -> DevicePlace:
-    return DevicePlace(self.desk.model.mesh)
+    return DevicePlace(self.desk.pool.mesh)
 
   @cached_property
   def host_place(self) -> HostPlace:
-    return HostPlace(self.desk.model.mesh)
+    return HostPlace(self.desk.pool.mesh)

@@ -19,6 +19,7 @@ import numpy as np
 
 from mooncake_jax.engine.mesh_model import MeshModel
 from mooncake_jax.engine.reader import Reader
+from mooncake_jax.engine.stage_pool import StagePool
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.heads import HeadSlices
 from mooncake_jax.transfer.heads import split_heads
@@ -34,11 +35,13 @@ class Desk:
 
   Attributes:
     staging: bytes of blocks copied out and not yet moved away.
+    model: what computes on this pool alone.
   """
 
-  model: MeshModel
+  pool: StagePool
   reader: Reader
   staging: ByteBudget
+  model: MeshModel | None = None
   group_slots: threading.Semaphore = field(
     default_factory=lambda: threading.Semaphore(MAX_GROUPS)
   )
@@ -79,8 +82,8 @@ class GatherTask:
     what = (self.pages, self.start_layer, self.stop_layer)
     try:
       with TraceAnnotation('mooncake.copy_out'):
-        slices = desk.model.copy_out_now(*what)
-        block = desk.model.copy_out(*what) if slices is None else None
+        slices = desk.pool.copy_out_now(*what)
+        block = desk.pool.copy_out(*what) if slices is None else None
       if slices is not None:
         self.gathered(slices)
         return
@@ -132,11 +135,11 @@ class ScatterTask:
       return
     where = (self.pages, self.start_layer)
     if self.local is not None and desk.reader.is_idle:
-      if desk.model.copy_in_now(*where, self.local):
+      if desk.pool.copy_in_now(*where, self.local):
         self.left()
         self.done()
         return
-    marker = desk.model.copy_in(*where, self.block())
+    marker = desk.pool.copy_in(*where, self.block())
     desk.reader.expect(marker, self._ready, self.fail)
 
   def fail(self, error: Exception) -> None:

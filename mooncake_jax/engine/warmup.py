@@ -54,16 +54,16 @@ def warmup(backend: DeviceBackend) -> float:
 @contextmanager
 def _by_programs(backend: DeviceBackend) -> Iterator[None]:
   """Has pages copied by programs, as they are while a CPU is busy."""
-  models = [
-    stage.desk.model
+  pools = [
+    stage.desk.pool
     for instance in backend.instances.values()
     for stage in instance.stages
   ]
-  for model in models:
-    model.copies_now = False
+  for pool in pools:
+    pool.copies_now = False
   yield
-  for model in models:
-    model.copies_now = model.can_copy_now
+  for pool in pools:
+    pool.copies_now = pool.can_copy_now
 
 
 def _decoders(backend: DeviceBackend) -> list[InstanceSpec]:
@@ -125,7 +125,7 @@ def _copies(backend: DeviceBackend) -> Iterator[TransferOp]:
 
 def _split(instance: Instance) -> tuple:
   """How the instance's devices divide heads and layers."""
-  kv = instance.stages[0].desk.model.mesh.shape['kv']
+  kv = instance.stages[0].desk.pool.mesh.shape['kv']
   return kv, *(stage.layers for stage in instance.stages)
 
 

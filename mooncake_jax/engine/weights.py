@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -33,14 +34,20 @@ class Weights:
     mesh: jax.sharding.Mesh,
     unroll: bool,
     groups: Sequence[tuple[int, int]],
+    tables: bool | None = None,
   ) -> list[Params]:
-    """A tree for each layer group, on a mesh, layers as a tuple or stacked."""
+    """A tree for each layer group, on a mesh, layers as a tuple or stacked.
+
+    Args:
+      tables: whether each has all tables or none; None is those it uses.
+    """
+    cut = partial(model_params.layers_params, tables=tables)
     if callable(self._source):
       placed = self._source(mesh)
       with jax.set_mesh(mesh):
         arranged = _arrange(placed, unroll)
-        return [model_params.layers_params(arranged, *g) for g in groups]
-    trees = [model_params.layers_params(self._tree(unroll), *g) for g in groups]
+        return [cut(arranged, *group) for group in groups]
+    trees = [cut(self._tree(unroll), *group) for group in groups]
     shardings = self._shardings(mesh, unroll)
     return [jax.device_put(tree, _like(tree, shardings)) for tree in trees]
 

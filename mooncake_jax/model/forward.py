@@ -5,6 +5,8 @@ B batch, T query token, L layer, K KV head, H head dim, D model, V vocab,
 P page, C token in a page.
 """
 
+import functools
+
 import jax
 from jax import numpy as jnp
 
@@ -26,6 +28,7 @@ def stage_fn(
   start_B: jax.Array,
   stop_B: jax.Array,
   first_layer: int | jax.Array = 0,
+  num_layers: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Runs layers of a stage and writes their KVCache.
 
@@ -38,6 +41,7 @@ def stage_fn(
     kv_LP2CKH: of the whole stage.
     page_table_BP: pages in token order; entries past stop are not read.
     first_layer: where the layers' KVCache lies in the stage's.
+    num_layers: run so many of a stack's layers only; None is all.
 
   Returns:
     x [B, T, D] after the layers, and the KVCache.
@@ -65,18 +69,25 @@ def stage_fn(
       x_BTD, kv_LP2CKH = run(at, part, x_BTD, kv_LP2CKH)
       at += 1
     else:
-      x_BTD, kv_LP2CKH = _scan(run, at, part, x_BTD, kv_LP2CKH)
+      x_BTD, kv_LP2CKH = _scan(run, at, part, num_layers, x_BTD, kv_LP2CKH)
       at += len(part['attn_norm'])
   return x_BTD, kv_LP2CKH
 
 
-def _scan(run, first_layer, layers, x_BTD, kv):
+def _scan(run, first_layer, layers, num_layers, x_BTD, kv):
   """Carries the KVCache: as scan inputs and outputs it would be copied."""
 
   def body(carry, layer_and_index):
     layer, i = layer_and_index
     return run(i, layer, *carry), None
 
+  def step(i, carry):
+    at = functools.partial(jax.lax.dynamic_index_in_dim, index=i)
+    layer = jax.tree.map(lambda a: at(a, keepdims=False), layers)
+    return run(first_layer + i, layer, *carry)
+
+  if num_layers is not None:
+    return jax.lax.fori_loop(0, num_layers, step, (x_BTD, kv))
   indices = first_layer + jnp.arange(len(layers['attn_norm']))
   carry, _ = jax.lax.scan(body, (x_BTD, kv), (layers, indices))
   return carry

@@ -197,14 +197,22 @@ def slice_layers(layers: Layers, start: int, stop: int) -> Layers:
   return layers[start:stop]
 
 
-def layers_params(params: Params, start: int, stop: int) -> Params:
+def layers_params(
+  params: Params, start: int, stop: int, tables: bool | None = None
+) -> Params:
   """Returns a tree of layers [start, stop) and the tables that they use.
 
   Only stacked layers are copied, and of NumPy's arrays not even those.
+
+  Args:
+    tables: take all tables, or none, instead.
   """
   layers = params['layers']
-  names: set[str] = {'embed'} if start == 0 else set()
-  if stop == count_layers(layers):
+  is_first, is_last = start == 0, stop == count_layers(layers)
+  if tables is not None:
+    is_first = is_last = tables
+  names = {'embed'} if is_first else set()
+  if is_last:
     names |= {'final_norm', 'unembed' if 'unembed' in params else 'embed'}
   tree: Params = {name: params[name] for name in sorted(names)}
   return {**tree, 'layers': slice_layers(layers, start, stop)}

@@ -62,7 +62,23 @@ def prefill_chunk(
   )
   if 'final_norm' not in params:
     return x_1TD, None, kv
+  return *draw(params, config, x_1TD, stop, length, sampling), kv
+
+
+def draw(
+  params: Params,
+  config: ModelConfig,
+  x_1TD: jax.Array,
+  stop: jax.Array,
+  length: jax.Array,
+  sampling: SamplingRows,
+) -> tuple[jax.Array, jax.Array]:
+  """Draws the token at `stop`, after a chunk's last valid one.
+
+  Returns:
+    The int32 token and its logits float32 [V].
+  """
   last_1D = jax.lax.dynamic_index_in_dim(x_1TD[0], length - 1)
   logits_1V = forward.unembed(params, config, last_1D)
   token_1 = sample(logits_1V, sampling, stop[None])
-  return token_1[0], logits_1V[0], kv
+  return token_1[0], logits_1V[0]

@@ -79,7 +79,8 @@ def spec(
 def _split(mesh, rules: Rules, axis: str, size: int):
   names = rules.get(axis, ())
   ways = math.prod(mesh.shape[name] for name in names)
-  if not names or size % ways:
+  # A single head has nothing to split: a reshape would drop its axis' name.
+  if not names or size % ways or size == 1:
     return None
   return names[0] if len(names) == 1 else names
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes an instance's stages: sub-meshes, pools, parameters and threads."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.engine.assign import Device
+from mooncake_jax.engine.mesh_model import MeshModel
+from mooncake_jax.engine.mpmd import StagePipe
+from mooncake_jax.engine.owner import Owner
+from mooncake_jax.engine.programs import PrefillPrograms
+from mooncake_jax.engine.progress import Layers
+from mooncake_jax.engine.reader import Reader
+from mooncake_jax.engine.spec import InstanceSpec
+from mooncake_jax.engine.spmd import TickPipe
+from mooncake_jax.engine.stage import Stage
+from mooncake_jax.engine.stage_pool import StagePool
+from mooncake_jax.engine.tasks import Desk
+from mooncake_jax.engine.tick_model import TickModel
+from mooncake_jax.engine.weights import Weights
+from mooncake_jax.model import sharding
+from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.transfer.budget import ByteBudget
+
+Crash = Callable[[str, BaseException], None]
+
+
+class Builder:
+  """What the stages of one instance are made of."""
+
+  def __init__(
+    self,
+    config: ModelConfig,
+    spec: InstanceSpec,
+    devices: Sequence[Device],
+    weights: Weights,
+    layout: KVLayout,
+    kv_dtype: jax.typing.DTypeLike,
+    programs: PrefillPrograms,
+  ):
+    """Checks that the stages are the model's; raises ValueError."""
+    self._config = config
+    self._spec = spec
+    self._devices = devices
+    self._weights = weights
+    self._layout = layout
+    self._kv_dtype = kv_dtype
+    self._programs = programs
+    self._ranges = spec.stage_ranges(config.num_layers)
+
+  def stages(
+    self, staging: ByteBudget, now_s: Callable[[], float], on_crash: Crash
+  ) -> Iterator[Stage]:
+    """Allocates pools and parameters and starts the threads."""
+    if self._spec.executor == 'spmd' and len(self._ranges) > 1:
+      yield from self._spmd(staging, now_s, on_crash)
+    else:
+      yield from self._mpmd(staging, now_s, on_crash)
+
+  def _mpmd(
+    self, staging: ByteBudget, now_s: Callable[[], float], on_crash: Crash
+  ) -> Iterator[Stage]:
+    """Threads and programs for each stage."""
+    for i, (mesh, layers) in enumerate(self._places()):
+      name = self._spec.name
+      if len(self._ranges) > 1:
+        name += f'-stage{i}'
+      pool = self._pool(mesh, layers)
+      groups = self._spec.layer_groups(*layers)
+      params = self._weights.on(mesh, self._spec.unroll, groups)
+      model = MeshModel(
+        self._config, pool, params, groups, self._programs.prefill
+      )
+      desk = Desk(
+        pool, Reader(f'{name}-reader', now_s, on_crash), staging, model
+      )
+      yield Stage(desk, Owner(f'{name}-owner', desk, StagePipe(), on_crash))
+
+  def _spmd(
+    self, staging: ByteBudget, now_s: Callable[[], float], on_crash: Crash
+  ) -> Iterator[Stage]:
+    """One owner, one reader, and one program over all stages."""
+    places = list(self._places())
+    most = max(stop - start for start, stop in self._ranges)
+    pools = [self._pool(mesh, layers, most) for mesh, layers in places]
+    params = [
+      self._weights.on(mesh, False, [layers], tables=i == 0)[0]
+      for i, (mesh, layers) in enumerate(places)
+    ]
+    largest = max(self._spec.chunk_buckets)
+    model = TickModel(self._config, pools, params, largest, self._programs)
+    name = self._spec.name
+    reader = Reader(f'{name}-reader', now_s, on_crash)
+    desks = [Desk(pool, reader, staging) for pool in pools]
+    pipe = TickPipe(model, reader)
+    owner = Owner(f'{name}-owner', desks[0], pipe, on_crash)
+    pipe.stages = [Stage(desk, owner) for desk in desks]
+    yield from pipe.stages
+
+  def _places(self) -> Iterator[tuple[Mesh, Layers]]:
+    """The sub-mesh and the layers of each stage."""
+    size = len(self._devices) // len(self._ranges)
+    for i, layers in enumerate(self._ranges):
+      own = self._devices[i * size : (i + 1) * size]
+      yield sharding.make_mesh(own, self._config), layers
+
+  def _pool(
+    self, mesh: Mesh, layers: Layers, num_layers: int | None = None
+  ) -> StagePool:
+    what = (mesh, layers, self._layout, self._kv_dtype, num_layers)
+    return StagePool(self._config, self._spec, *what)
