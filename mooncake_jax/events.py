@@ -137,6 +137,35 @@ class Failed(RequestEvent):
 
 
 @dataclass(frozen=True)
+class WorkDone:
+  """A chunk or a transfer of a request ended; what timelines are drawn from.
+
+  It tells what the backend did, not how the request fares, so it may also
+  come after the request's last event.
+
+  Attributes:
+    instance: that computed the chunk, or started the transfer.
+    step: 'chunk', 'fetch', 'put' or 'handoff'.
+    status: see `backend.Status`.
+    spans: of a chunk, [start_s, stop_s) on each stage.
+    start_token, stop_token: of the prompt, in a chunk.
+    num_bytes: moved by a transfer.
+  """
+
+  time_s: float
+  instance: str
+  request_id: str
+  attempt: int
+  step: str
+  status: str
+  started_s: float
+  spans: tuple[tuple[float, float], ...] = ()
+  start_token: int = 0
+  stop_token: int = 0
+  num_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class InstanceLost:
   time_s: float
   instance: str
@@ -150,4 +179,4 @@ class InstanceJoined:
 
 
 StoreEvent = BlocksStored | BlocksEvicted | Inventory
-Event = StoreEvent | RequestEvent | InstanceLost | InstanceJoined
+Event = StoreEvent | RequestEvent | WorkDone | InstanceLost | InstanceJoined

@@ -31,8 +31,12 @@ from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Work
 from mooncake_jax.instance.storing import InstanceStore
+from mooncake_jax.instance.works import work_done
 from mooncake_jax.instance.works import Works
 from mooncake_jax.request import TokenSegment
+
+# Steps that timelines show.
+TIMELINE = ('chunk', 'fetch', 'put', 'handoff')
 
 
 class Flow:
@@ -105,6 +109,8 @@ class Flow:
   def complete(self, completion: Completion) -> None:
     """Moves on what waited for a work that ended or made progress."""
     work = self._works.completed(completion)
+    if work.run is not None and work.step in TIMELINE:
+      self._events.append(work_done(work, work.run, completion))
     handler = {
       'probe': self._on_probe,
       'fetch': self._on_fetch,

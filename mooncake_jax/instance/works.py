@@ -6,6 +6,7 @@ from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.events import WorkDone
 from mooncake_jax.instance.run import count_uses
 from mooncake_jax.instance.run import Probe
 from mooncake_jax.instance.run import Run
@@ -67,3 +68,22 @@ class Works:
     for work in self._by_id.values():
       if work.run is run:
         self.stop(work)
+
+
+def work_done(work: Work, run: Run, completion: Completion) -> WorkDone:
+  """What a timeline shows of a chunk or a transfer that ended."""
+  payload = work.payload
+  is_chunk = isinstance(payload, PrefillChunk)
+  ops = payload if isinstance(payload, tuple) else ()
+  return WorkDone(
+    completion.time_s,
+    work.instance,
+    *run.key,
+    work.step,
+    completion.status,
+    completion.started_s,
+    completion.spans,
+    payload.start if is_chunk else 0,
+    payload.stop if is_chunk else 0,
+    sum(op.num_bytes for op in ops),
+  )

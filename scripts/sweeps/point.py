@@ -13,6 +13,7 @@ from pathlib import Path
 import traceback
 from typing import Any
 
+from mooncake_jax.metrics.prefill_split import mean_split
 from mooncake_jax.metrics.table import flat
 from scripts.config import load
 from scripts.experiment import Experiment
@@ -50,7 +51,11 @@ def run_into(
     traceback.print_exc()
     return
   outcome = next(iter(outcomes.values()))
-  write(folder, {'status': 'done', 'figures': flat(outcome.summary.to_dict())})
+  figures = {
+    **outcome.summary.to_dict(),
+    'prefill': mean_split(outcome.journal),
+  }
+  write(folder, {'status': 'done', 'figures': flat(figures)})
 
 
 def read(folder: Path) -> dict[str, Any] | None:
