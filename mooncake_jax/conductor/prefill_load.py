@@ -10,6 +10,7 @@ a placement looks at all of them at once.
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,8 @@ class PrefillLoads:
     self._waiting_s_I = np.zeros(0)
     self._head_s_I = np.zeros(0)
     self._head_since_s_I = np.zeros(0)
+    self._overdue_s_I = np.zeros(0)
+    self._overdue_from_s = math.inf  # no head is overdue before
     self.accepts_I = np.zeros(0, bool)
     self.link_free_s_I: dict[Link, np.ndarray] = {
       link: np.zeros(0) for link in PREFIX_LINKS
@@ -63,6 +66,7 @@ class PrefillLoads:
     self._waiting_s_I = np.append(self._waiting_s_I, 0.0)
     self._head_s_I = np.append(self._head_s_I, 0.0)
     self._head_since_s_I = np.append(self._head_since_s_I, 0.0)
+    self._overdue_s_I = np.append(self._overdue_s_I, np.inf)
     self.accepts_I = np.append(self.accepts_I, True)
     for link, free_s_I in self.link_free_s_I.items():
       self.link_free_s_I[link] = np.append(free_s_I, 0.0)
@@ -89,8 +93,7 @@ class PrefillLoads:
     queue = self._queues[i]
     queue[request_id] = _Queued(seconds, ready_s)
     if len(queue) == 1:
-      self._head_s_I[i] = seconds
-      self._head_since_s_I[i] = max(now_s, ready_s)
+      self._start(i, queue[request_id], now_s)
     else:
       self._waiting_s_I[i] += seconds
 
@@ -132,11 +135,13 @@ class PrefillLoads:
     Where telemetry is lost a queue would else never run down; one that is
     merely slow is corrected when its end comes.
     """
-    late_s_I = now_s - self._head_since_s_I - OVERDUE * self._head_s_I
-    for i in np.flatnonzero((late_s_I > OVERDUE_S) & (self._head_s_I > 0)):
+    if now_s <= self._overdue_from_s:
+      return
+    for i in np.flatnonzero(self._overdue_s_I < now_s):
       queue = self._queues[i]
       del queue[next(iter(queue))]
       self._lead(int(i), now_s)
+    self._overdue_from_s = float(self._overdue_s_I.min(initial=np.inf))
 
   def depth(self, name: str) -> int:
     return len(self._queues[self.row[name]])
@@ -148,10 +153,19 @@ class PrefillLoads:
   def _lead(self, i: int, now_s: float) -> None:
     """The first of queue i, if any, starts; the sum is taken afresh."""
     waiting = list(self._queues[i].values()) or [_NOTHING]
-    head = waiting[0]
-    self._head_s_I[i] = head.seconds
-    self._head_since_s_I[i] = max(now_s, head.ready_s)
+    self._start(i, waiting[0], now_s)
     self._waiting_s_I[i] = _sum_s(waiting[1:])
+
+  def _start(self, i: int, head: _Queued, now_s: float) -> None:
+    """Queue i has a new head; `_NOTHING` where it is empty."""
+    since_s = max(now_s, head.ready_s)
+    overdue_s = math.inf
+    if head.seconds > 0:
+      overdue_s = since_s + OVERDUE * head.seconds + OVERDUE_S
+    self._head_s_I[i] = head.seconds
+    self._head_since_s_I[i] = since_s
+    self._overdue_s_I[i] = overdue_s
+    self._overdue_from_s = min(self._overdue_from_s, overdue_s)
 
 
 def _sum_s(queued: Sequence[_Queued]) -> float:
