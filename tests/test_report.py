@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run leaves: files that read back the same and open elsewhere."""
 
+from dataclasses import replace
 import json
 from xml.etree import ElementTree
 
@@ -12,6 +13,8 @@ from mooncake_jax.report import plots
 from mooncake_jax.report.environment import environment
 from mooncake_jax.report.folder import Results
 from mooncake_jax.report.folder import write_results
+from mooncake_jax.report.prompt_chart import longest_prompt
+from mooncake_jax.report.prompt_chart import prompt_bars
 from mooncake_jax.report.records import read_journal
 from mooncake_jax.report.records import read_records
 from mooncake_jax.report.records import write_journal
@@ -64,6 +67,9 @@ JOURNAL: Journal = [
   Decision(2.5, 'a', Placement('a', 0, 'prefill0', 'decode0', 2)),
   Decision(2.5, 'b', Rejection('b', 'ttft', 31.0, 0.1)),
   events.InstanceJoined(4.0, 'decode2', 'decode'),
+  events.WorkDone(
+    5.0, 'prefill0', 'a', 0, 'chunk', 'completed', 1.0, ((1.0, 2.0),), 0, 8
+  ),
 ]
 
 
@@ -123,6 +129,57 @@ def test_overlapping_requests_lie_in_different_rows():
   assert rows == {'prefill a': 0, 'prefill b': 1, 'prefill c': 0}
 
 
+def work(step, started_s, time_s, chunk=0, spans=()):
+  start, stop = (8 * chunk, 8 * chunk + 8) if step == 'chunk' else (0, 0)
+  times = (time_s, 'prefill0', 'a', 0, step, 'completed', started_s)
+  return events.WorkDone(*times, spans, start, stop)
+
+
+WORKS = [
+  work('chunk', 0, 2, 0, ((0.0, 1.0), (1.0, 2.0))),
+  work('chunk', 1, 3, 1, ((1.0, 2.0), (2.0, 3.0))),
+  work('chunk', 2, 4, 2, ((2.0, 3.0), (3.0, 4.0))),
+  work('handoff', 2, 4),
+  work('handoff', 3, 5),
+]
+
+
+def test_a_timeline_has_a_row_a_stage_and_none_overlaps():
+  trace = timeline([served('a')], WORKS)['traceEvents']
+  pids = {
+    e['args']['name']: e['pid'] for e in trace if e['name'] == 'process_name'
+  }
+  rows = {
+    (e['pid'], e['tid']): e['args']['name']
+    for e in trace
+    if e['name'] == 'thread_name'
+  }
+  assert [*rows.values()].count('handoff') == 2  # they overlap
+  stages, transfers = pids['prefill0 stages'], pids['prefill0 transfers']
+  assert {r for (pid, _), r in rows.items() if pid == stages} == {
+    'stage 0',
+    'stage 1',
+  }
+  ends: dict[tuple[int, int], float] = {}
+  for e in trace:
+    if e['ph'] == 'X' and e['pid'] in (stages, transfers):
+      row = e['pid'], e['tid']
+      assert e['ts'] >= ends.get(row, 0.0) and row in rows
+      ends[row] = e['ts'] + e['dur']
+
+
+def test_a_chart_shows_the_longest_prompt_from_its_begin():
+  other = replace(WORKS[0], request_id='b', spans=((9.0, 10.0),))
+  works = longest_prompt([other, *WORKS])
+  assert works == WORKS
+  bars = prompt_bars(works)
+  assert [bar.row for bar in bars] == ['stage 0'] * 3 + ['stage 1'] * 3 + [
+    'handoff'
+  ] * 2
+  assert bars[0].start_s == 0 and max(bar.stop_s for bar in bars) == 5
+  assert longest_prompt([]) == [] and prompt_bars([]) == []
+
+
 def test_plots_are_valid_svg_and_the_same_each_time():
   drawn = plots.distribution([0.1, 0.4], 0.3, 'TTFT')
   assert ElementTree.fromstring(drawn).tag.endswith('svg')
@@ -146,7 +203,7 @@ def test_a_results_folder_is_complete_and_self_contained(tmp_path):
     config='# nothing bound\n',
     environment=environment([], None, ''),
     records=records,
-    journal=JOURNAL,
+    journal=[*JOURNAL, *WORKS],
     summary=summary,
     slo=SLO(),
   )
@@ -164,5 +221,5 @@ def test_a_results_folder_is_complete_and_self_contained(tmp_path):
     summary.to_dict()
   )
   html = (tmp_path / 'run/report.html').read_text()
-  assert html.count('<svg') == 3 and 'a run &lt;1&gt;' in html
+  assert html.count('<svg') == 4 and 'a run &lt;1&gt;' in html
   assert 'src=' not in html and '@import' not in html

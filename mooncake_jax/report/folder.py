@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mooncake_jax.events import WorkDone
 from mooncake_jax.metrics.summary import Summary
 from mooncake_jax.report.page import page
 from mooncake_jax.report.records import write_journal
@@ -53,7 +54,10 @@ def write_results(folder: Path, results: Results) -> None:
   write_records(folder / 'records.jsonl', results.records)
   write_journal(folder / 'events.jsonl', results.journal)
   _write_json(folder / 'summary.json', results.summary.to_dict())
-  _write_json(folder / 'timeline.json', timeline(results.records), indent=None)
+  works = [e for e in results.journal if isinstance(e, WorkDone)]
+  _write_json(
+    folder / 'timeline.json', timeline(results.records, works), indent=None
+  )
   (folder / 'report.html').write_text(
     page(
       results.title,
@@ -62,6 +66,7 @@ def write_results(folder: Path, results: Results) -> None:
       results.slo,
       results.config,
       results.environment,
+      works,
     )
   )
 

@@ -7,12 +7,18 @@ from html import escape
 import json
 from typing import Any
 
+from mooncake_jax.events import WorkDone
 from mooncake_jax.metrics.latency import tbt_tail_s
 from mooncake_jax.metrics.summary import Summary
 from mooncake_jax.metrics.table import table
 from mooncake_jax.report import plots
+from mooncake_jax.report.gantt import gantt
+from mooncake_jax.report.prompt_chart import longest_prompt
+from mooncake_jax.report.prompt_chart import prompt_bars
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.slo import SLO
+
+MOST_BARS = 600  # more are a blur, and slow to draw
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 62em;
@@ -29,9 +35,11 @@ def page(
   slo: SLO,
   config: str,
   environment: Mapping[str, Any],
+  works: Sequence[WorkDone] = (),
 ) -> str:
-  """Summary, three plots, the operative config and the environment."""
-  figures = ''.join(f'<figure>{p}</figure>' for p in _plots(records, slo))
+  """Summary, plots, the operative config and the environment."""
+  drawn = [*_plots(records, slo), *_prompt(works)]
+  figures = ''.join(f'<figure>{p}</figure>' for p in drawn)
   return (
     '<!doctype html><html lang="en"><meta charset="utf-8">'
     f'<title>{escape(title)}</title><style>{_STYLE}</style>'
@@ -56,6 +64,16 @@ def _plots(records: Sequence[RequestRecord], slo: SLO) -> list[str]:
     plots.distribution(tails_s, slo.tbt_s, 'Time between tokens, tail mean'),
     plots.shares(_hits(records), 'Prompt tokens by where they came from'),
   ]
+
+
+def _prompt(works: Sequence[WorkDone]) -> list[str]:
+  """The longest prompt's chunks and transfers, if it was cut at all."""
+  longest = longest_prompt(works)
+  bars = prompt_bars(longest)
+  if len({bar.text for bar in bars}) < 3 or len(bars) > MOST_BARS:
+    return []
+  title = f'Chunks and transfers of {longest[0].request_id}'
+  return [plots.svg(gantt({title: bars}))]
 
 
 def _hits(records: Sequence[RequestRecord]) -> dict[str, float]:

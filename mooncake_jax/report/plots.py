@@ -25,7 +25,7 @@ def distribution(
   axes.set_ylim(0, 1.02)
   axes.set_xlabel('seconds')
   axes.set_ylabel('share of requests')
-  return _svg(figure)
+  return svg(figure)
 
 
 def shares(by_name: Mapping[str, float], label: str) -> str:
@@ -35,7 +35,7 @@ def shares(by_name: Mapping[str, float], label: str) -> str:
   axes.barh(names[::-1], [by_name[n] for n in names[::-1]], color='#2a5caa')
   axes.set_xlim(0, 1)
   axes.set_xlabel('share of prompt tokens')
-  return _svg(figure)
+  return svg(figure)
 
 
 def _axes(label: str) -> tuple[Any, Any]:
@@ -48,7 +48,7 @@ def _axes(label: str) -> tuple[Any, Any]:
   return figure, axes
 
 
-def _svg(figure: Any) -> str:
+def svg(figure: Any) -> str:
   """The <svg> element alone; the same figure gives the same text."""
   import matplotlib as mpl
 
