@@ -50,7 +50,7 @@ class Builder:
     self._weights = weights
     self._layout = layout
     self._kv_dtype = kv_dtype
-    self._programs = programs
+    self._programs = programs.with_attention(spec.attention)
     self._ranges = spec.stage_ranges(config.num_layers)
 
   def stages(

@@ -102,7 +102,11 @@ class MeshModel:
   ) -> tuple[decode.DecodeState, jax.Array]:
     """Steps a batch by one token; returns the new tokens [B] too."""
     state, self.pool.kv = decode.decode_step(
-      self._params, self.config, self.pool.kv, state
+      self._params,
+      self.config,
+      self.pool.kv,
+      state,
+      self.pool.spec.attention,
     )
     tokens_B = state.tokens_B
     assert isinstance(tokens_B, jax.Array)

@@ -2,10 +2,12 @@
 """Everything that is compiled for serving."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from typing import NamedTuple
 
 from mooncake_jax.model.decode import decode_step
+from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.pages import gather_pages
 from mooncake_jax.model.pages import scatter_pages
 from mooncake_jax.model.prefill import prefill_chunk
@@ -26,6 +28,15 @@ class PrefillPrograms(NamedTuple):
   prefill: Callable[..., Any] = prefill_chunk
   tick: Callable[..., Any] = tick
   leave: Callable[..., Any] = leave
+
+  def with_attention(self, kernel: AttentionKernel) -> 'PrefillPrograms':
+    """The same programs with another attention kernel than 'jnp'."""
+    if kernel == 'jnp':
+      return self
+    return self._replace(
+      prefill=partial(self.prefill, kernel=kernel),
+      tick=partial(self.tick, kernel=kernel),
+    )
 
 
 OURS = PrefillPrograms()

@@ -18,6 +18,10 @@ from jax import numpy as jnp
 
 from mooncake_jax.model import decode_attention
 from mooncake_jax.model import sharding
+from mooncake_jax.model.kernels import AttentionKernel
+from mooncake_jax.model.kernels import gathered
+from mooncake_jax.model.kernels import gpu
+from mooncake_jax.model.kernels import tpu
 
 BLOCK_TOKENS = 256
 _MASKED = -1e30  # finite: a fully masked block must not give NaN
@@ -31,6 +35,7 @@ def attend(
   start_B: jax.Array,
   stop_B: jax.Array,
   window: int | None = None,
+  kernel: AttentionKernel = 'jnp',
 ) -> jax.Array:
   """Returns the attention output [B, T, K, G, H] of one layer.
 
@@ -38,10 +43,11 @@ def attend(
     page_table_BP: pages in token order; entries past the stop are not used.
     stop_B: keys of row b lie at [0, stop_B[b]).
     window: a query sees so many keys, its own included; None is all.
+    kernel: 'jnp' runs anywhere; the others on what they are named after.
   """
   args = (q_BTKGH, kv_LP2CKH, jnp.asarray(layer))
   args += (page_table_BP, start_B, stop_B)
-  local = functools.partial(_attend, window=window)
+  local = functools.partial(_KERNELS[kernel], window=window)
   mesh = jax.typeof(q_BTKGH).sharding.mesh
   if mesh.empty:
     return local(*args)
@@ -54,6 +60,7 @@ def attend(
     in_specs=(q_spec, kv_spec, whole, whole, whole, whole),
     out_specs=q_spec,
     axis_names=set(sharding.MESH_AXES),
+    check_vma=kernel == 'jnp',  # Pallas calls don't say what they vary over
   )(*args)
 
 
@@ -68,6 +75,25 @@ def _attend(q_BTKGH, kv_LP2CKH, layer, table_BP, start_B, stop_B, window):
   page_tokens = kv_LP2CKH.shape[3]
   o_BKGTH = _loop(q_BKGTH, read, page_tokens, table_BP, start_B, stop_B, window)
   return jnp.transpose(o_BKGTH.astype(q_BTKGH.dtype), (0, 3, 1, 2, 4))
+
+
+def _pallas(*args, window):
+  """The kernel of the platform that is compiled for."""
+  by = functools.partial
+  return jax.lax.platform_dependent(
+    *args,
+    cuda=by(gpu.attend, window=window),
+    tpu=by(tpu.attend, window=window),
+    default=by(tpu.attend, window=window, interpret=True),
+  )
+
+
+_KERNELS = {
+  'jnp': _attend,
+  'pallas': _pallas,
+  'cudnn': gathered.cudnn,
+  'tpu_ragged': gathered.tpu_ragged,
+}
 
 
 def _loop(q_BKGTH, read, page_tokens, table_BP, start_B, stop_B, window):

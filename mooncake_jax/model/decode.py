@@ -13,6 +13,7 @@ from jax import numpy as jnp
 import numpy as np
 
 from mooncake_jax.model import forward
+from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Params
 from mooncake_jax.model.sampling import sample
 from mooncake_jax.model.sampling import SamplingRows
@@ -39,7 +40,11 @@ class DecodeState:
 
 
 def decode_logits(
-  params: Params, config: ModelConfig, kv: jax.Array, state: DecodeState
+  params: Params,
+  config: ModelConfig,
+  kv: jax.Array,
+  state: DecodeState,
+  kernel: AttentionKernel = 'jnp',
 ) -> tuple[jax.Array, jax.Array]:
   """Computes the rows' tokens: float32 logits [B, V], and the pool."""
   tokens_B, table_BP = map(jnp.asarray, (state.tokens_B, state.page_table_BP))
@@ -54,20 +59,27 @@ def decode_logits(
     table_BP,
     start_B,
     stop_B,
+    kernel=kernel,
   )
   return forward.unembed(params, config, x_B1D[:, 0]), kv
 
 
-@functools.partial(jax.jit, static_argnames='config', donate_argnames='kv')
+@functools.partial(
+  jax.jit, static_argnames=('config', 'kernel'), donate_argnames='kv'
+)
 def decode_step(
-  params: Params, config: ModelConfig, kv: jax.Array, state: DecodeState
+  params: Params,
+  config: ModelConfig,
+  kv: jax.Array,
+  state: DecodeState,
+  kernel: AttentionKernel = 'jnp',
 ) -> tuple[DecodeState, jax.Array]:
   """Steps all active rows by one token, in place in `kv` (donated).
 
   Compiles once a batch size B and page table size P. The new state's tokens
   are those just drawn; rows may join and leave between steps.
   """
-  logits_BV, kv = decode_logits(params, config, kv, state)
+  logits_BV, kv = decode_logits(params, config, kv, state, kernel)
   next_B = jnp.asarray(state.positions_B) + 1
   drawn_B = sample(logits_BV, state.sampling, next_B)
   return replace(

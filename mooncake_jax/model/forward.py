@@ -14,6 +14,7 @@ from mooncake_jax.model import attention
 from mooncake_jax.model import layers as parts
 from mooncake_jax.model import rope
 from mooncake_jax.model import sharding
+from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Layers
 from mooncake_jax.model.params import Params
 from mooncake_jax.model_config import ModelConfig
@@ -29,6 +30,7 @@ def stage_fn(
   stop_B: jax.Array,
   first_layer: int | jax.Array = 0,
   num_layers: jax.Array | None = None,
+  kernel: AttentionKernel = 'jnp',
 ) -> tuple[jax.Array, jax.Array]:
   """Runs layers of a stage and writes their KVCache.
 
@@ -42,6 +44,7 @@ def stage_fn(
     page_table_BP: pages in token order; entries past stop are not read.
     first_layer: where the layers' KVCache lies in the stage's.
     num_layers: run so many of a stack's layers only; None is all.
+    kernel: of attention.
 
   Returns:
     x [B, T, D] after the layers, and the KVCache.
@@ -56,8 +59,9 @@ def stage_fn(
     h_BTD = parts.rms_norm(x_BTD, layer['attn_norm'], config.norm_eps)
     q_BTKGH, k_BTKH, v_BTKH = parts.qkv(layer, config, h_BTD, angles)
     kv = _write(kv, i, where, k_BTKH, v_BTKH)
+    rows = (page_table_BP, start_B, stop_B)
     o_BTKGH = attention.attend(
-      q_BTKGH, kv, i, page_table_BP, start_B, stop_B, config.sliding_window
+      q_BTKGH, kv, i, *rows, config.sliding_window, kernel
     )
     x_BTD += parts.attention_output(layer, o_BTKGH)
     h_BTD = parts.rms_norm(x_BTD, layer['mlp_norm'], config.norm_eps)

@@ -9,13 +9,16 @@ import functools
 import jax
 
 from mooncake_jax.model import forward
+from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Params
 from mooncake_jax.model.sampling import sample
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
 
 
-@functools.partial(jax.jit, static_argnames='config', donate_argnames='kv')
+@functools.partial(
+  jax.jit, static_argnames=('config', 'kernel'), donate_argnames='kv'
+)
 def prefill_chunk(
   params: Params,
   config: ModelConfig,
@@ -26,6 +29,7 @@ def prefill_chunk(
   length: jax.Array,
   sampling: SamplingRows,
   first_layer: jax.Array | int = 0,
+  kernel: AttentionKernel = 'jnp',
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
   """Computes prompt tokens [start, start + length), in place in `kv`.
 
@@ -42,6 +46,7 @@ def prefill_chunk(
     start, length: int32 scalars.
     sampling: of one row (B = 1).
     first_layer: where the layers' KVCache lies in the pool.
+    kernel: of attention.
 
   Returns:
     After the last layer: the int32 token drawn after the last valid one, its
@@ -59,6 +64,7 @@ def prefill_chunk(
     start[None],
     stop[None],
     first_layer,
+    kernel=kernel,
   )
   if 'final_norm' not in params:
     return x_1TD, None, kv

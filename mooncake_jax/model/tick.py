@@ -15,6 +15,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from mooncake_jax.model import forward
+from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Layers
 from mooncake_jax.model.params import Params
 from mooncake_jax.model.prefill import draw
@@ -25,7 +26,7 @@ STAGE = 'stage'
 
 
 @functools.partial(
-  jax.jit, static_argnames=('config', 'size'), donate_argnames='kv'
+  jax.jit, static_argnames=('config', 'size', 'kernel'), donate_argnames='kv'
 )
 def tick(
   layers: Layers,
@@ -37,6 +38,7 @@ def tick(
   length_Z: jax.Array,
   num_layers_Z: jax.Array,
   size: int,
+  kernel: AttentionKernel = 'jnp',
 ) -> tuple[jax.Array, jax.Array]:
   """Advances all stages, in place in `kv`; compiles once a `size`.
 
@@ -49,6 +51,7 @@ def tick(
     page_table_ZP, start_Z, length_Z: of each stage's chunk, as in prefill.
     num_layers_Z: layers to run; 0 for a stage without a chunk.
     size: tokens to compute, at least each length; the rest of T is kept.
+    kernel: of attention.
 
   Returns:
     What each stage takes next [Z, 1, T, D], and the pools. The first stage
@@ -67,6 +70,7 @@ def tick(
       start_Z + length_Z,
       0,
       num_layers_Z[0],
+      kernel,
     )
     num_stages = jax.lax.axis_size(STAGE)
     ring = [(i, (i + 1) % num_stages) for i in range(num_stages)]
