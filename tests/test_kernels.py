@@ -72,7 +72,7 @@ def make_inputs(T: int, K: int, G: int, H: int) -> Any:
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_kernels_equal_the_portable_path(kernel, T, K, G, H, window):
   args = make_inputs(T, K, G, H)
-  expected_BTKGH = attend(*args, window)
+  expected_BTKGH = attend(*args, window=window)
   run: Any = jax.jit(functools.partial(KERNELS[kernel], window=window))
   found_BTKGH = run(*args)
   valid = slice(None) if T == 1 else slice(T - 5)
