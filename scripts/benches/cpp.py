@@ -4,9 +4,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 import time
+from typing import get_args
 
 from mooncake_jax.blocks.accounting import kv_bytes
+from mooncake_jax.cluster_spec import Executor
+from mooncake_jax.costs.pipeline import even_makespan_s
 from mooncake_jax.model_config import ModelConfig
+from scripts.benches import fixed_stages
 from scripts.benches.model import CONFIG
 from scripts.benches.prefill_instance import prefill_backend
 from scripts.benches.prefill_instance import prefill_chunks
@@ -14,6 +18,9 @@ from scripts.benches.rows import Row
 from scripts.benches.turns import ours
 from scripts.benches.turns import Times
 
+EXECUTORS: tuple[Executor, ...] = get_args(Executor)
+CHUNKS, STAGES, STAGE_S = 8, 4, 0.05
+FIXED, FIXED_RUNS = 1.08, 3
 PROMPT, CHUNK = 4096, 512
 SPLITS = {'one': (), 'two': (15, 15)}
 TWO_STAGES = 0.95
@@ -24,7 +31,35 @@ HOUR_S = 3600.0
 
 def cpp(quick: bool) -> list[Row]:
   """All rows."""
-  return [*two_stages(2 if quick else 5), *memory(quick)]
+  return [*fixed(), *two_stages(2 if quick else 5), *memory(quick)]
+
+
+def fixed() -> list[Row]:
+  """Stages that nap: what an executor adds to the ideal.
+
+  SPMD steps all stages with one program, so what it adds a tick is added to
+  every chunk and every stage.
+  """
+  ideal_s = even_makespan_s(CHUNKS, STAGES, STAGES * STAGE_S)
+  name = f'cpp.fixed_{CHUNKS}x{STAGES}'
+  rows = [Row(f'{name}.ideal_s', ideal_s, 's', '(n + s - 1) * t, by hand')]
+  for executor in EXECUTORS:
+    runs = [
+      fixed_stages.measure(executor, CHUNKS, STAGES, STAGE_S)
+      for _ in range(FIXED_RUNS)
+    ]
+    took_s = min(map(fixed_stages.makespan_s, runs))
+    rows.append(
+      Row(
+        f'{name}.{executor}',
+        took_s / ideal_s,
+        'ratio',
+        f'{took_s:.3f} s, best of {FIXED_RUNS}, of the ideal',
+        target=FIXED if executor == 'mpmd' else None,
+        at_most=True,
+      )
+    )
+  return rows
 
 
 def two_stages(turns: int) -> list[Row]:
