@@ -10,8 +10,10 @@ import heapq
 from mooncake_jax.backend import Backend
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.costs.model import CostModel
 from mooncake_jax.events import Event
 from mooncake_jax.events import Inventory
+from mooncake_jax.instance.chunking import chunk_plan
 from mooncake_jax.instance.decode import Recheck
 from mooncake_jax.instance.flow import Flow
 from mooncake_jax.instance.make import make_decode
@@ -41,6 +43,7 @@ class Cluster:
     model: ModelConfig,
     backend: Backend,
     recheck: Recheck | None = None,
+    costs: CostModel | None = None,
   ):
     """Makes an idle cluster with empty segments.
 
@@ -49,6 +52,10 @@ class Cluster:
       model: whose KVCache it holds.
       backend: where time passes; has the instances that `spec` names.
       recheck: see `DecodeInstance`.
+      costs: what a chunk is thought to take, for `ClusterSpec.chunking`.
+
+    Raises:
+      ValueError: a spec that does not fit the model, or lacks costs.
     """
     self.spec = spec
     self.backend = backend
@@ -56,8 +63,9 @@ class Cluster:
     self.max_tokens = spec.max_request_tokens(model)
     self.master = make_master(spec, self.layout.block_bytes)
     self._client = StoreClient(self.master, self.layout)
+    plan = chunk_plan(spec, spec.layers_of_stages(model), costs)
     self.prefill = {
-      name: make_prefill(spec, self.layout, self._client, name)
+      name: make_prefill(spec, self.layout, self._client, plan, name)
       for name in spec.prefill_names
     }
     self.decode = {

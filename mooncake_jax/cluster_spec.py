@@ -10,6 +10,8 @@ from mooncake_jax.costs.pipeline import stage_shares
 from mooncake_jax.model_config import ModelConfig
 
 Executor = Literal['mpmd', 'spmd']
+Chunking = Literal['fixed', 'dynamic', 'auto']
+Streaming = Literal['layers', 'chunks', 'prompt']
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,14 @@ class ClusterSpec:
     block_size_tokens: unit of storage and reuse; 16-512 in the paper.
     page_tokens: unit of device memory; divides block_size_tokens.
     chunk_tokens: prompt tokens prefilled at once (`prefill_chunk`).
+    chunking: 'fixed' chunks have chunk_tokens, 'dynamic' ones shrink so that
+      all take as long, 'auto' picks one size a prompt; see
+      `instance/chunking.py`.
     layers_per_transfer: layers in one part of a transfer.
+    streaming: when KVCache moves: 'layers' of a prefix let the first chunk
+      begin as they arrive, and leave for the store and for decode as they are
+      computed; 'chunks' waits for the whole prefix and for each chunk's end,
+      'prompt' for the last chunk's.
     prefill_pool_tokens, decode_pool_tokens: KVCache an instance's devices
       hold, each at least one request of max_tokens.
     device_cache_tokens: KVCache of ended prefills that stays in a prefill
@@ -64,7 +73,9 @@ class ClusterSpec:
   block_size_tokens: int = 128
   page_tokens: int = 64
   chunk_tokens: int = 256
+  chunking: Chunking = 'fixed'
   layers_per_transfer: int = 8
+  streaming: Streaming = 'layers'
   prefill_pool_tokens: int = 8192
   decode_pool_tokens: int = 16384
   device_cache_tokens: int = 0
@@ -128,11 +139,16 @@ class ClusterSpec:
         raise ValueError(
           f'ClusterSpec.{name}={getattr(self, name)!r} must be >= 0'
         )
-    if self.executor not in get_args(Executor):
-      raise ValueError(
-        f'ClusterSpec.executor={self.executor!r} is not one of '
-        f'{", ".join(get_args(Executor))}'
-      )
+    for name, names in (
+      ('executor', Executor),
+      ('chunking', Chunking),
+      ('streaming', Streaming),
+    ):
+      if getattr(self, name) not in get_args(names):
+        raise ValueError(
+          f'ClusterSpec.{name}={getattr(self, name)!r} is not one of '
+          f'{", ".join(get_args(names))}'
+        )
     if self.stage_layers:
       # Whether they are the model's number is known with the model.
       stage_shares(sum(self.stage_layers), self.stages, self.stage_layers)
@@ -149,6 +165,21 @@ class ClusterSpec:
   @property
   def decode_names(self) -> tuple[str, ...]:
     return tuple(f'decode{i}' for i in range(self.decode_instances))
+
+  @property
+  def chunk_buckets(self) -> tuple[int, ...]:
+    """Lengths that chunks are padded to: one program each.
+
+    A quarter for short ones; where sizes vary, all multiples of it.
+    """
+    quarter = -(-self.chunk_tokens // 4)
+    multiples = () if self.chunking == 'fixed' else (2 * quarter, 3 * quarter)
+    return tuple(
+      sorted(
+        {min(n, self.chunk_tokens) for n in (quarter, *multiples)}
+        | {self.chunk_tokens}
+      )
+    )
 
   @property
   def prefill_pages(self) -> int:

@@ -57,7 +57,9 @@ def serve_once(
     experiment.slo,
   )
   recheck = conductor.keeps_tbt if experiment.conductor.checks_late else None
-  cluster = Cluster(experiment.cluster, config, backend, recheck)
+  cluster = Cluster(
+    experiment.cluster, config, backend, recheck, experiment.costs
+  )
   records, journal = serve(
     prepared.requests, conductor, cluster, prepared.follow_up, on_event
   )

@@ -12,7 +12,6 @@ import sys
 import numpy as np
 
 from lifecycle import COSTS
-from lifecycle import LAYERS
 from lifecycle import LOOSE
 from lifecycle import MODEL
 from mooncake_jax.blocks.keys import prefix_keys
@@ -33,8 +32,10 @@ from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
+from mooncake_jax.events import KVArrived
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
+from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Request
 from mooncake_jax.serve import Decision
@@ -44,6 +45,7 @@ from mooncake_jax.sim.remote_store import RemoteStore
 from mooncake_jax.sim.virtual import VirtualBackend
 from mooncake_jax.slo import SLO
 from mooncake_jax.store import eviction
+from shadow import Shadow
 
 NUM_REQUESTS = 30
 ENDS = (Finished, Failed, Cancelled, RejectedLate)
@@ -52,27 +54,52 @@ ENDS = (Finished, Failed, Cancelled, RejectedLate)
 class Flaky(VirtualBackend):
   """Links of random latencies; spoils a share of all works."""
 
-  def __init__(self, share: float, seed: int, store: RemoteStore):
+  def __init__(
+    self, spec: ClusterSpec, share: float, seed: int, store: RemoteStore
+  ):
     rng = random.Random(seed)
     latencies = {
       f'{link}_latency_s': 10 ** rng.uniform(-5, -1.3) for link in LINKS
     }
     costs = replace(COSTS, **latencies)
-    super().__init__(costs, LAYERS, store=store, spoil=self._break)
+    super().__init__(
+      costs,
+      spec.layers_of_stages(MODEL),
+      boundary_s=rng.choice((0.0, 1e-3)),
+      store=store,
+      spoil=self._break,
+    )
     self._share, self._rng = share, rng
+    self.shadow = Shadow(MODEL.num_layers, spec.page_tokens)
+    # Lost bytes can't be read; of other dropped ones only leases tell.
+    self.drops_are_read = False
+
+  def prefill(self, instance, work, after=()):
+    work_id = super().prefill(instance, work, after)
+    self.shadow.chunk(work_id, instance, work)
+    return work_id
 
   def transfer(self, ops, priority, deadline_s, after=()):
     for op in ops:
       for end in (op.src, op.dst):
         segment = getattr(end, 'segment', '')
         assert not segment or medium(segment) != 'device', op
-    return super().transfer(ops, priority, deadline_s, after)
+    work_id = super().transfer(ops, priority, deadline_s, after)
+    self.shadow.transfer(work_id, ops)
+    return work_id
 
   def drop(self, replicas):
     assert all(medium(r.segment) != 'device' for r in replicas), replicas
-    super().drop(replicas)
+    self.shadow.drop(replicas)
+    if not self.drops_are_read:
+      super().drop(replicas)
 
   def _break(self, completion):
+    completion = self._outcome(completion)
+    self.shadow.ended(completion)
+    return completion
+
+  def _outcome(self, completion):
     if self._rng.random() >= self._share:
       return completion
     status = self._rng.choice(('failed', 'timeout', 'cancelled'))
@@ -86,6 +113,7 @@ class Flaky(VirtualBackend):
 
 def random_spec(rng: random.Random) -> ClusterSpec:
   size = rng.choice((4, 8, 16))
+  stage_layers = rng.choice(((), (), (1, 2), (2, 1), (1, 1, 1)))
   block_bytes = size * 3 * 128
   return ClusterSpec(
     prefill_instances=rng.choice((1, 1, 2, 3)),
@@ -93,6 +121,10 @@ def random_spec(rng: random.Random) -> ClusterSpec:
     block_size_tokens=size,
     page_tokens=rng.choice([p for p in (2, 4, 8, 16) if size % p == 0]),
     chunk_tokens=rng.choice((1, 5, 8, 12, 64, 300)),
+    stages=max(len(stage_layers), 1),
+    stage_layers=stage_layers,
+    chunking=rng.choice(('fixed', 'fixed', 'dynamic', 'auto')),
+    streaming=rng.choice(('layers', 'layers', 'layers', 'chunks', 'prompt')),
     layers_per_transfer=rng.choice((1, 2, 3)),
     prefill_pool_tokens=rng.choice((64, 128, 256)),
     decode_pool_tokens=rng.choice((64, 96, 512)),
@@ -100,13 +132,13 @@ def random_spec(rng: random.Random) -> ClusterSpec:
     max_tokens=64,
     max_batch=rng.choice((1, 2, 4)),
     max_decode_steps=rng.choice((1, 8)),
-    host_bytes=rng.choice((1, 5, 9, 40)) * block_bytes,
+    host_bytes=rng.choice((1, 5, 9, 9, 40)) * block_bytes,
     ssd_bytes=rng.choice((0, 0, 12, 80)) * block_bytes,
     promote_hits=rng.choice((1, 2)),
     eviction=rng.choice(list(eviction.POLICIES)),
     high_watermark=rng.choice((0.5, 0.95, 1.0)),
     reuse=rng.random() < 0.95,
-    lease_s=rng.choice((1e-4, 0.01, 0.1, 10.0)),
+    lease_s=rng.choice((1e-9, 1e-4, 0.01, 0.1, 10.0)),
     transfer_timeout_s=rng.choice((1e-4, 0.01, 30.0)),
     request_timeout_s=rng.choice((0.02, 0.1, 100.0)),
     mooncake_bytes=rng.choice((0, 0, 2, 9, 80)) * block_bytes,
@@ -128,7 +160,7 @@ def random_requests(spec: ClusterSpec, seed: int) -> list[Request]:
       most,
       rng.choice((1, 2, size, 2 * size, 3 * size + 1, 40, most)),
     )
-    head = rng.choice(heads)[: rng.randint(0, 48)]
+    head = rng.choice(heads)[: rng.choice((0, rng.randint(0, 48), 48))]
     prompt = np.concatenate([head, draw.integers(2, 60, 64)])[:length]
     prompt = prompt.astype(np.int32)
     requests.append(
@@ -160,11 +192,15 @@ class Trial:
     )
     self.conductor = self.make_conductor()
     self.store = self.others_store()
-    self.backend = Flaky(rng.choice((0, 0, 0.02, 0.2)), seed, self.store)
+    broken = rng.choice((0, 0, 0.02, 0.2))
+    self.backend = Flaky(self.spec, broken, seed, self.store)
     recheck = self.conductor.keeps_tbt if self.rules.checks_late else None
-    self.cluster = Cluster(self.spec, MODEL, self.backend, recheck)
+    self.cluster = Cluster(self.spec, MODEL, self.backend, recheck, COSTS)
     self.loss = rng.choice((0, 0, 0.01, 0.05))
     self.cancels = rng.choice((0, 0.01, 0.1))
+    self.backend.drops_are_read = not self.loss
+    for request in self.requests:
+      self.backend.shadow.know(request, self.spec.block_size_tokens)
     self.ended: Counter[str] = Counter()
 
   def make_conductor(self) -> Conductor:
@@ -200,6 +236,7 @@ class Trial:
     if isinstance(event, RequestEvent):
       assert not self.ended[event.request_id], event
       self.ended[event.request_id] += isinstance(event, ENDS)
+    self.check_contents(event)
     if isinstance(event, BlocksStored) and event.tier == 'remote':
       there = {key for key in event.keys if self.store.has(key)}
       assert there | self.gone >= {*event.keys}
@@ -216,6 +253,24 @@ class Trial:
       segments += [REMOTE] if self.spec.mooncake_bytes else []
       self.cluster.lose_segment(self.rng.choice(segments))
     self.cluster.check()
+
+  def check_contents(self, event: Event) -> None:
+    """What is published, handed over or emitted is right."""
+    shadow, master = self.backend.shadow, self.cluster.master
+    match event:
+      case BlocksStored():
+        for key in event.keys:
+          for replica in master.peek(key):
+            if medium(replica.segment) not in ('device', 'remote'):
+              assert shadow.is_right(replica), replica
+      case TokensEmitted():
+        assert (event.request_id, event.attempt) not in shadow.wrong_tokens
+      case KVArrived():
+        run = self.cluster._flow.runs.get((event.request_id, event.attempt))
+        if run is not None and run.decode_pages:
+          n = run.request.num_prompt_tokens
+          instance, pages = run.placement.decode, run.decode_pages
+          assert shadow.holds(run.request, instance, pages, n), run
 
   def check_beliefs(self) -> None:
     """The index is the store's inventory; nothing is thought under way."""

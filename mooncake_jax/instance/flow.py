@@ -111,15 +111,19 @@ class Flow:
     work = self._works.completed(completion)
     if work.run is not None and work.step in TIMELINE:
       self._events.append(work_done(work, work.run, completion))
-    handler = {
-      'probe': self._on_probe,
-      'fetch': self._on_fetch,
-      'chunk': self._on_chunk,
-      'put': self._on_put,
-      'handoff': self._on_handoff,
-      'decode': self._on_decode,
-      'copy': self._on_copies,
-    }[work.step]
+    handler = (
+      self._on_void
+      if work.is_void
+      else {
+        'probe': self._on_probe,
+        'fetch': self._on_fetch,
+        'chunk': self._on_chunk,
+        'put': self._on_put,
+        'handoff': self._on_handoff,
+        'decode': self._on_decode,
+        'copy': self._on_copies,
+      }[work.step]
+    )
     handler(work, completion)
     if work.run is not None:
       self._release(work.run)
@@ -133,6 +137,11 @@ class Flow:
   def _on_fetch(self, work: Work, completion: Completion) -> None:
     self.apply(
       self._prefill[work.instance].on_fetch(work, completion, completion.time_s)
+    )
+
+  def _on_void(self, work: Work, completion: Completion) -> None:
+    self.apply(
+      self._prefill[work.instance].on_void(work, completion, completion.time_s)
     )
 
   def _on_put(self, work: Work, completion: Completion) -> None:
@@ -236,7 +245,7 @@ class Flow:
     run.state = 'ended'
     if not isinstance(event, Finished):
       self._works.stop_all_of(run)
-    self.apply(self._prefill[run.placement.prefill].leave(run))
+    self.apply(self._prefill[run.placement.prefill].leave(run, event.time_s))
     self.apply(self._decode[run.placement.decode].leave(run))
     self._release(run)
     self._start_next(run.placement.prefill)  # it may have been the first

@@ -3,6 +3,7 @@
 
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.instance.chunking import ChunkPlan
 from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.decode import Recheck
 from mooncake_jax.instance.device_cache import DeviceCache
@@ -13,11 +14,15 @@ from mooncake_jax.store.client import StoreClient
 
 
 def make_prefill(
-  spec: ClusterSpec, layout: KVLayout, client: StoreClient, name: str
+  spec: ClusterSpec,
+  layout: KVLayout,
+  client: StoreClient,
+  plan: ChunkPlan,
+  name: str,
 ) -> PrefillInstance:
   """An idle prefill instance; with no store where reuse is off."""
   instance = PrefillInstance(
-    name, layout, spec.prefill_pages, spec.chunk_tokens
+    name, layout, spec.prefill_pages, plan, spec.streaming
   )
   if spec.reuse:
     cache = None

@@ -2,10 +2,15 @@
 """A prefill instance: queue, fetch of the prefix, chunks, stores, handoffs.
 
 A run leaves the queue in order, when its decode pages are reserved and its
-prefill pages are free. Chunks of an instance run one after another. As one
-ends, its KVCache is final and goes to the decode instance by page and layer
-range and to the store by block, ahead of the next chunk in the device's
-queue and moving while that computes.
+prefill pages are free. Chunks run in the order given, several in flight where
+there are stages. KVCache goes to the decode instance by page and layer range
+and to the store by block: with 'layers' streaming it is sent for right behind
+the chunk that computes it, and a chunk right behind the read of its prefix,
+so both move layer by layer while the next layers compute.
+
+A read that brings less than it should makes what was started behind it void:
+that is stopped, and once none of it touches the run's pages the run goes on
+from what did arrive.
 
 As in FAST'25 sections 3.1 and 3.3. Differs: runs are served first come first
 served; a remote prefix goes straight to device pages and is put to the local
@@ -26,17 +31,16 @@ from mooncake_jax.blocks.pool import PagePool
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import REMOTE
+from mooncake_jax.cluster_spec import Streaming
 from mooncake_jax.events import PrefixFetched
+from mooncake_jax.instance.chunking import ChunkPlan
 from mooncake_jax.instance.device_cache import DeviceCache
 from mooncake_jax.instance.run import Effects
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Start
+from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Work
 from mooncake_jax.instance.storing import InstanceStore
-
-# Chunks handed to the backend. With a second one behind it, what a chunk
-# computed could leave the device only when that had ended too.
-MAX_CHUNKS = 1
 
 
 class PrefillInstance:
@@ -47,7 +51,8 @@ class PrefillInstance:
     name: str,
     layout: KVLayout,
     num_pages: int,
-    chunk_tokens: int,
+    plan: ChunkPlan,
+    streaming: Streaming,
   ):
     """Makes an idle instance that reuses nothing; give it a `store` to do so.
 
@@ -55,15 +60,19 @@ class PrefillInstance:
       name: of the instance and of its segment.
       layout: how KVCache is cut.
       num_pages: of its device pool, scratch included.
-      chunk_tokens: prefill_chunk of the paper.
+      plan: how prompts are cut into chunks.
+      streaming: see `ClusterSpec`.
     """
     self.name = name
     self.layout = layout
     self.pool = PagePool(num_pages)
-    self.chunk_tokens = chunk_tokens
+    self.plan = plan
+    self.streaming: Streaming = streaming
     self.store: InstanceStore | None = None
     self.queue: deque[Run] = deque()
+    # Runs with chunks to be started: their prefix is there, or on its way.
     self._ready: deque[Run] = deque()
+    self._hopeful: deque[Run] = deque()
     self._num_chunks = 0
 
   def enqueue(self, run: Run, now_s: float) -> Effects:
@@ -105,35 +114,64 @@ class PrefillInstance:
     run = work.run
     assert run is not None and self.store is not None
     is_whole, effects = self.store.on_fetch(work, completion, now_s)
+    if run.ahead is work:
+      run.ahead = None
+    if not is_whole:
+      effects += self._void(run)
     if run.ended:
       return effects
-    return effects + self._fetch(run, now_s, again=not is_whole)
+    if is_whole and self.streaming == 'layers':
+      return effects + self._go_on(run, now_s)
+    if is_whole:
+      return effects + self._begin(run, now_s)
+    return effects + self._again(run, now_s)
+
+  def on_void(
+    self, work: Work, completion: Completion, now_s: float
+  ) -> Effects:
+    """A work that followed a read which brought too little has ended."""
+    run = work.run
+    assert run is not None
+    effects: Effects = []
+    if work.step == 'chunk':
+      self._num_chunks -= 1
+    elif work.step == 'handoff':
+      run.handoffs_open -= 1
+    elif self.store is not None:
+      effects += self.store.on_put(work, completion, now_s)
+    if not run.ended:
+      effects += self._again(run, now_s)
+    return effects + self._dispatch(now_s)
 
   def on_chunk(
     self, work: Work, completion: Completion, now_s: float
   ) -> Effects:
-    """A chunk ended: its KVCache is final and goes out."""
+    """A chunk ended: its KVCache is final."""
     self._num_chunks -= 1
     run, chunk = work.run, work.payload
     assert run is not None and isinstance(chunk, PrefillChunk)
     effects: Effects = []
+    if run.ahead is work:
+      run.ahead = None
     if not run.ended and completion.status == 'completed':
-      if run.prefill_start_s is None:
-        run.prefill_start_s = completion.started_s
-      run.prefill_s += completion.time_s - completion.started_s
+      run.ran(completion.started_s, completion.time_s)
       run.computed_tokens = chunk.stop
-      effects += self._hand_over(run) + self._store(run, now_s)
-    elif run in self._ready:
-      self._ready.remove(run)  # it is about to fail
-    return effects + self._dispatch()
+      if self.streaming == 'chunks' or (
+        self.streaming == 'prompt' and run.prefilled
+      ):
+        effects += self._send(run, chunk.stop, (), now_s)
+      if run.prefilled and self.store is not None:
+        self.store.touch(run)
+    elif not run.ended:
+      self._forget(run)  # it is about to fail
+    return effects + self._dispatch(now_s)
 
-  def leave(self, run: Run) -> Effects:
+  def leave(self, run: Run, now_s: float) -> Effects:
     """Takes an ended run out; its pages go when no work uses them."""
     if run in self.queue:
       self.queue.remove(run)
-    if run in self._ready:
-      self._ready.remove(run)
-    return self._dispatch()
+    self._forget(run)
+    return self._dispatch(now_s)
 
   def release(self, run: Run, now_s: float) -> tuple[bool, Effects]:
     """Frees the run's prefill pages once it is done with them.
@@ -155,7 +193,8 @@ class PrefillInstance:
     self.pool.check()
     if self.cache is not None:
       self.cache.check()
-    assert 0 <= self._num_chunks <= MAX_CHUNKS
+    assert 0 <= self._num_chunks <= self._max_chunks
+    assert not set(self._ready) & set(self._hopeful)
 
   @property
   def cache(self) -> DeviceCache | None:
@@ -167,20 +206,84 @@ class PrefillInstance:
     cached = 0 if self.cache is None else self.cache.num_pages
     return self.pool.num_free + cached == self.pool.capacity
 
-  def _fetch(self, run: Run, now_s: float, again: bool = True) -> Effects:
-    """Reads the prefix, as far as it is at hand, then begins."""
+  @property
+  def _stages(self) -> int:
+    return len(self.plan.stage_layers)
+
+  @property
+  def _max_chunks(self) -> int:
+    """Chunks handed to the backend: one a stage, and the next.
+
+    With a second one behind it on one stage, what a chunk computed could leave
+    only when that had ended too, unless it leaves layer by layer.
+    """
+    alone = self._stages == 1 and self.streaming != 'layers'
+    return 1 if alone else self._stages + 1
+
+  # The prefix.
+
+  def _fetch(self, run: Run, now_s: float) -> Effects:
+    """Reads the prefix, as far as it is at hand, then begins, or behind it."""
     run.state = 'fetching'
     reads: Effects = []
-    if self.store is not None and again:
+    if self.store is not None:
       reads = self.store.fetch(run, now_s)
-    return reads or self._begin(run, now_s)
+    if not reads:
+      return self._begin(run, now_s)
+    if self.streaming != 'layers':
+      return reads
+    assert run.ahead is not None
+    self._cut(run)
+    self._hopeful.append(run)
+    return [
+      *reads,
+      *self._send(run, run.next_start, (run.ahead,), now_s),
+      *self._dispatch(now_s),
+    ]
 
   def _begin(self, run: Run, now_s: float) -> Effects:
     """Prefill may start: what could be had of the prefix is on the device."""
-    size = self.layout.block_size_tokens
-    run.next_start = run.computed_tokens = run.loaded_tokens(self.layout)
-    run.state = 'prefilling'
+    self._cut(run)
     self._ready.append(run)
+    effects = self._settle(run, now_s)
+    if self.streaming != 'prompt':
+      effects += self._send(run, run.next_start, (), now_s)
+    return effects + self._dispatch(now_s)
+
+  def _go_on(self, run: Run, now_s: float) -> Effects:
+    """The prefix that chunks were started behind has arrived whole."""
+    if run in self._hopeful:
+      self._hopeful.remove(run)
+      if run.next_start > run.loaded_tokens(self.layout):
+        self._ready.appendleft(run)  # it has begun
+      else:
+        self._ready.append(run)
+    return [*self._settle(run, now_s), *self._dispatch(now_s)]
+
+  def _void(self, run: Run) -> Effects:
+    """Stops all that was started behind a read that brought too little."""
+    self._forget(run)
+    run.ahead, run.stops = None, ()
+    run.handed_pages = run.stored_blocks = 0
+    for work in run.works:
+      work.is_void = True
+    return [Stop(work) for work in run.works]
+
+  def _again(self, run: Run, now_s: float) -> Effects:
+    """Goes on from what did arrive, once nothing void touches the pages."""
+    return [] if run.works else self._fetch(run, now_s)
+
+  def _cut(self, run: Run) -> None:
+    """Plans the chunks behind the prefix, also where that is on its way."""
+    run.next_start = len(run.prefix) * self.layout.block_size_tokens
+    num_tokens = run.request.num_prompt_tokens
+    run.stops = self.plan.stops(num_tokens, run.next_start)
+
+  def _settle(self, run: Run, now_s: float) -> Effects:
+    """It is known what of the prefix is on the device."""
+    run.state = 'prefilling'
+    run.computed_tokens = run.loaded_tokens(self.layout)
+    size = self.layout.block_size_tokens
     tiers = Counter(_tier(r, self.name) for r in run.prefix)
     fetched = PrefixFetched(
       now_s,
@@ -193,30 +296,45 @@ class PrefillInstance:
       remote_tokens=tiers['remote'] * size,
       store_tokens=tiers['store'] * size,
     )
-    return [
-      fetched,
-      *self._hand_over(run),
-      *self._store(run, now_s),
-      *self._dispatch(),
-    ]
+    found = [] if self.store is None else self.store.found(run, now_s)
+    return [fetched, *found]
 
-  def _dispatch(self) -> Effects:
+  # Chunks.
+
+  def _forget(self, run: Run) -> None:
+    """Starts no more chunks of a run."""
+    for runs in (self._ready, self._hopeful):
+      if run in runs:
+        runs.remove(run)
+
+  def _next_run(self) -> Run | None:
+    """Whose chunk is next; one that waits for its prefix only where the
+    first stage would have nothing to do."""
+    if self._ready and self._num_chunks < self._max_chunks:
+      return self._ready[0]
+    if self._hopeful and self._num_chunks < self._stages:
+      return self._hopeful[0]
+    return None
+
+  def _dispatch(self, now_s: float) -> Effects:
     """Hands chunks to the backend, runs in the order they became ready."""
     effects: Effects = []
-    while self._ready and self._num_chunks < MAX_CHUNKS:
-      run = self._ready[0]
+    while run := self._next_run():
       chunk = self._next_chunk(run)
+      after = () if run.ahead is None else (run.ahead,)
+      work = run.ahead = Work('chunk', self.name, chunk, run, after=after)
       if chunk.sampling is not None:
-        self._ready.popleft()
+        self._forget(run)
       self._num_chunks += 1
-      effects.append(Start(Work('chunk', self.name, chunk, run)))
+      effects.append(Start(work))
+      if self.streaming == 'layers':
+        effects += self._send(run, chunk.stop, (work,), now_s)
     return effects
 
   def _next_chunk(self, run: Run) -> PrefillChunk:
     request, start = run.request, run.next_start
-    stop = min(start + self.chunk_tokens, request.num_prompt_tokens)
-    last = stop == request.num_prompt_tokens
-    run.next_start = stop
+    stop, *stops = run.stops
+    run.next_start, run.stops = stop, tuple(stops)
     return PrefillChunk(
       request.request_id,
       run.placement.attempt,
@@ -224,20 +342,27 @@ class PrefillInstance:
       stop,
       run.prefill_pages,
       None if request.prompt is None else request.prompt[start:stop],
-      request.sampling if last else None,
+      None if stops else request.sampling,
     )
 
-  def _store(self, run: Run, now_s: float) -> Effects:
-    return [] if self.store is None else self.store.store(run, now_s)
+  # What leaves.
 
-  def _hand_over(self, run: Run) -> Effects:
-    """Sends the pages whose KVCache is final to the decode instance."""
-    first = run.handed_pages
-    last = (
-      self.layout.pages_for(run.computed_tokens)
-      if run.prefilled
-      else run.computed_tokens // self.layout.page_tokens
-    )
+  def _send(
+    self, run: Run, num_tokens: int, after: tuple[Work, ...], now_s: float
+  ) -> Effects:
+    """Sends KVCache of the first tokens on that was not sent before."""
+    effects = self._hand_over(run, num_tokens, after)
+    if self.store is not None:
+      effects += self.store.store(run, num_tokens, after, now_s)
+    return effects
+
+  def _hand_over(
+    self, run: Run, num_tokens: int, after: tuple[Work, ...]
+  ) -> Effects:
+    """Sends whole pages, and at last the rest, to the decode instance."""
+    first, last = run.handed_pages, num_tokens // self.layout.page_tokens
+    if num_tokens == run.request.num_prompt_tokens:
+      last = self.layout.pages_for(num_tokens)
     if last == first:
       return []
     run.handed_pages = last
@@ -250,7 +375,7 @@ class PrefillInstance:
       )
       for layers in self.layout.layer_ranges
     )
-    return [Start(Work('handoff', self.name, ops, run))]
+    return [Start(Work('handoff', self.name, ops, run, after=after))]
 
 
 def _tier(replica: Replica, instance: str) -> str:

@@ -6,6 +6,7 @@ in order, which the cluster carries out. No method waits.
 """
 
 from dataclasses import dataclass
+from dataclasses import field
 from typing import Literal
 
 from mooncake_jax.backend import Completion
@@ -35,14 +36,20 @@ class Run:
     decode_pages: reserved before prefill starts, so KVCache has a place.
     prefill_uses, decode_uses: works under way that touch those pages.
     is_probing: a store is being asked for its blocks; it queues until then.
+    works: its works under way, in the order they were started.
     prefix: replicas of the leading blocks, to be read or read already.
-    loaded_blocks: of them, those that lie in the pages.
+    loaded_blocks: of them, those that lie in the pages for sure.
     shared: of them, those whose pages are the device cache's.
     num_fetches: reads of the prefix that were started.
-    next_start: prompt tokens [0, next_start) are computed or dispatched.
+    ahead: the read or chunk under way that its next chunk follows.
+    next_start: prompt tokens [0, next_start) are there, on their way, or
+      dispatched.
+    stops: where its chunks behind that end.
     computed_tokens: [0, computed) have their KVCache on the device.
-    stored_blocks, handed_pages: put to the store, sent to decode, from 0.
+    stored_blocks, handed_pages: given to the store, to decode, from 0.
     handoffs_open: handoff works under way.
+    prefill_start_s, prefill_stop_s: when the first chunk began and the last
+      one ended, so far; prefill_s: how long any ran.
     num_emitted, last_token: of the output.
   """
 
@@ -54,17 +61,21 @@ class Run:
   prefill_uses: int = 0
   decode_uses: int = 0
   is_probing: bool = False
+  works: 'dict[Work, None]' = field(default_factory=dict)
   prefix: tuple[Replica, ...] = ()
   left_queue_s: float = 0.0
   loaded_blocks: int = 0
   shared: tuple[Replica, ...] = ()
   num_fetches: int = 0
+  ahead: 'Work | None' = None
   next_start: int = 0
+  stops: tuple[int, ...] = ()
   computed_tokens: int = 0
   stored_blocks: int = 0
   handed_pages: int = 0
   handoffs_open: int = 0
   prefill_start_s: float | None = None
+  prefill_stop_s: float = 0.0
   prefill_s: float = 0.0
   num_emitted: int = 0
   last_token: int | None = None
@@ -85,6 +96,13 @@ class Run:
   def loaded_tokens(self, layout: KVLayout) -> int:
     """Prompt tokens that were not computed."""
     return self.loaded_blocks * layout.block_size_tokens
+
+  def ran(self, started_s: float, stopped_s: float) -> None:
+    """A chunk ran; those of a pipeline overlap, which counts once."""
+    if self.prefill_start_s is None:
+      self.prefill_start_s = started_s
+    self.prefill_s += stopped_s - max(started_s, self.prefill_stop_s)
+    self.prefill_stop_s = stopped_s
 
   @property
   def prefilled(self) -> bool:
@@ -113,6 +131,9 @@ class Work:
     run: whose it is; None for a decode batch or copies.
     held: the replicas that a fetch reads or a put writes.
     tasks: the copies between segments that it makes.
+    after: works that it follows layer by layer.
+    is_void: it follows a read that brought less than it should: nothing that
+      it made counts.
   """
 
   step: WorkStep
@@ -121,6 +142,8 @@ class Work:
   run: Run | None = None
   held: tuple[Replica, ...] = ()
   tasks: tuple[CopyTask, ...] = ()
+  after: 'tuple[Work, ...]' = ()
+  is_void: bool = False
   work_id: int | None = None
 
 

@@ -10,6 +10,7 @@ A read that brings less than it should is tried once more from what other
 replicas there are; what is still missing then is recomputed.
 """
 
+from dataclasses import replace
 from itertools import takewhile
 
 from mooncake_jax.backend import Completion
@@ -103,7 +104,8 @@ class InstanceStore:
     ops = self.client.get_ops(
       missing, self.name, run.prefill_pages[first_page:]
     )
-    return [Start(Work('fetch', self.name, ops, run, missing))]
+    run.ahead = Work('fetch', self.name, ops, run, missing)
+    return [Start(run.ahead)]
 
   def on_fetch(
     self, work: Work, completion: Completion, now_s: float
@@ -119,24 +121,34 @@ class InstanceStore:
     work.run.prefix = work.run.prefix[: work.run.loaded_blocks]
     return arrived == len(work.held), dropped(self.client.master, bad, now_s)
 
-  def store(self, run: Run, now_s: float) -> Effects:
-    """Puts the complete blocks that are new on the device."""
+  def store(
+    self, run: Run, num_tokens: int, after: tuple[Work, ...], now_s: float
+  ) -> Effects:
+    """Puts the complete new blocks of the first tokens, as `after` brings."""
     keys = run.request.block_keys
-    size = self.client.layout.block_size_tokens
-    last = min(run.computed_tokens // size, len(keys))
+    last = min(num_tokens // self.client.layout.block_size_tokens, len(keys))
     effects: Effects = []
     for start, stop in self._wanted(run, run.stored_blocks, last):
-      effects += self._put(run, start, stop, now_s)
-    if self.sharing is not None:
-      found = keys[run.stored_blocks : min(last, run.loaded_blocks)]
-      effects += self.sharing.offer(found, now_s)
+      effects += self._put(run, start, stop, after, now_s)
     run.stored_blocks = max(run.stored_blocks, last)
-    if run.prefilled:
-      self.client.master.touch(keys, self.name)
     return effects
+
+  def found(self, run: Run, now_s: float) -> Effects:
+    """What was read of the prefix is worth sharing."""
+    if self.sharing is None:
+      return []
+    return self.sharing.offer(
+      run.request.block_keys[: run.loaded_blocks], now_s
+    )
+
+  def touch(self, run: Run) -> None:
+    """The whole prompt was used."""
+    self.client.master.touch(run.request.block_keys, self.name)
 
   def on_put(self, work: Work, completion: Completion, now_s: float) -> Effects:
     """Blocks were written: publish them, or give them up."""
+    if work.is_void:
+      completion = replace(completion, status='cancelled', op_status=())
     published, revoked = self.client.put_done(work.held, completion)
     effects: Effects = [
       *self.client.master.events.stored(published, now_s),
@@ -205,7 +217,7 @@ class InstanceStore:
     """Runs of blocks in [first, last) to be put: not those of a cold SSD."""
     spans: list[tuple[int, int]] = []
     for i in range(first, last):
-      if i < run.loaded_blocks and self._stays(run.prefix[i]):
+      if i < len(run.prefix) and self._stays(run.prefix[i]):
         continue
       if spans and spans[-1][1] == i:
         spans[-1] = (spans[-1][0], i + 1)
@@ -221,7 +233,14 @@ class InstanceStore:
       return True
     return self.client.master.uses(replica) < self.promote_hits
 
-  def _put(self, run: Run, first: int, last: int, now_s: float) -> Effects:
+  def _put(
+    self,
+    run: Run,
+    first: int,
+    last: int,
+    after: tuple[Work, ...],
+    now_s: float,
+  ) -> Effects:
     """Puts to host memory; what comes too fast for it, to the SSD at once."""
     pages = DevicePages(self.name, run.prefill_pages)
     effects: Effects = []
@@ -231,7 +250,7 @@ class InstanceStore:
       )
       effects += dropped(self.client.master, put.evicted, now_s)
       if put.ops:
-        work = Work('put', self.name, put.ops, run, put.replicas)
+        work = Work('put', self.name, put.ops, run, put.replicas, after=after)
         effects.append(Start(work))
       if not put.comes_too_fast:
         break

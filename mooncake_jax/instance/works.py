@@ -31,6 +31,10 @@ class Works:
     """Starts a work; it uses its run's pages from now on."""
     payload = work.payload
     count_uses(work, 1)
+    after = tuple(w.work_id for w in work.after if w.work_id is not None)
+    assert len(after) == len(work.after), work
+    if work.run is not None:
+      work.run.works[work] = None
     if isinstance(payload, Probe):
       work.work_id = self._backend.probe(
         payload.segment,
@@ -38,7 +42,7 @@ class Works:
         self._backend.now_s() + self._spec.probe_timeout_s,
       )
     elif isinstance(payload, PrefillChunk):
-      work.work_id = self._backend.prefill(work.instance, payload)
+      work.work_id = self._backend.prefill(work.instance, payload, after)
     elif isinstance(payload, DecodeBatch):
       work.work_id = self._backend.decode(
         work.instance, payload, self._spec.max_decode_steps
@@ -46,7 +50,7 @@ class Works:
     else:
       deadline_s = self._backend.now_s() + self._spec.transfer_timeout_s
       work.work_id = self._backend.transfer(
-        payload, PRIORITY[work.step], deadline_s
+        payload, PRIORITY[work.step], deadline_s, after
       )
     self._by_id[work.work_id] = work
 
@@ -56,6 +60,8 @@ class Works:
     if completion.done:
       del self._by_id[completion.work_id]
       count_uses(work, -1)
+      if work.run is not None:
+        del work.run.works[work]
     return work
 
   def stop(self, work: Work) -> None:
@@ -65,9 +71,8 @@ class Works:
 
   def stop_all_of(self, run: Run) -> None:
     """Asks for an early end of all works of a run."""
-    for work in self._by_id.values():
-      if work.run is run:
-        self.stop(work)
+    for work in run.works:
+      self.stop(work)
 
 
 def work_done(work: Work, run: Run, completion: Completion) -> WorkDone:

@@ -34,24 +34,34 @@ Lane = tuple[Link, str]
 
 @dataclass(eq=False)
 class _Train:
-  """The ops of one transfer that cross one lane.
+  """What of one transfer crosses one lane, in order.
 
   Attributes:
+    groups: ops in a row of the same layers: (start, stop layer), bytes.
     seconds: that all of them take there.
-    next_op: the first that is in no burst yet.
+    next_group: the first that is in no burst yet.
     planned_s: when the last burst may start.
     num_planned: bursts that have not started.
-    bursts: (first op, stop op, start_s) of those that have.
+    bursts: (first group, stop group, start_s) of those that have.
   """
 
   lane: Lane
-  ops: list[TransferOp]
-  num_bytes: int
+  groups: list[tuple[tuple[int, int], int]]
+  num_bytes: int = 0
   seconds: float = 0.0
-  next_op: int = 0
+  next_group: int = 0
   planned_s: float = 0.0
   num_planned: int = 0
   bursts: list[tuple[int, int, float]] = field(default_factory=list)
+
+  def add(self, op: TransferOp) -> None:
+    """Puts an op at the end."""
+    layers, count = (op.start_layer, op.stop_layer), op.num_bytes
+    self.num_bytes += count
+    if self.groups and self.groups[-1][0] == layers:
+      self.groups[-1] = layers, self.groups[-1][1] + count
+    else:
+      self.groups.append((layers, count))
 
   @property
   def per_byte_s(self) -> float:
@@ -59,15 +69,13 @@ class _Train:
 
   def ends_s(self) -> dict[tuple[int, int], float]:
     """When the last op of each layer range has arrived, as far as settled."""
-    ends = dict.fromkeys(
-      ((op.start_layer, op.stop_layer) for op in self.ops), UNKNOWN_S
-    )
+    ends: dict[tuple[int, int], float] = {}
     for first, stop, end_s in self.bursts:
-      for op in self.ops[first:stop]:
-        end_s += op.num_bytes * self.per_byte_s
-        ends[op.start_layer, op.stop_layer] = end_s
-    for op in self.ops[self.bursts[-1][1] if self.bursts else 0 :]:
-      ends[op.start_layer, op.stop_layer] = UNKNOWN_S
+      for layers, num_bytes in self.groups[first:stop]:
+        end_s += num_bytes * self.per_byte_s
+        ends[layers] = end_s
+    for layers, _ in self.groups[self.bursts[-1][1] if self.bursts else 0 :]:
+      ends[layers] = UNKNOWN_S
     return ends
 
 
@@ -132,9 +140,8 @@ class Links:
       lane = _lane(op)
       train = trains.get(lane)
       if train is None:
-        train = trains[lane] = _Train(lane, [], 0)
-      train.ops.append(op)
-      train.num_bytes += op.num_bytes
+        train = trains[lane] = _Train(lane, [])
+      train.add(op)
     work.trains = list(trains.values())
     work.num_moving = len(trains)
     for train in work.trains:
@@ -146,13 +153,13 @@ class Links:
   def poke(self, work: SimTransfer) -> None:
     """Something that the transfer follows was settled, or nothing has to be."""
     for train in work.trains:
-      first = train.next_op
+      first = train.next_group
       start_s = self._extend(work, train)
-      if train.next_op == first:
+      if train.next_group == first:
         continue
       train.planned_s = max(train.planned_s, start_s)
       train.num_planned += 1
-      burst = work, train, first, train.next_op
+      burst = work, train, first, train.next_group
       if train.planned_s > self._clock.now_s or train.num_planned > 1:
         work.due.append(self._clock.at(train.planned_s, self._burst, *burst))
       else:
@@ -166,29 +173,26 @@ class Links:
   def _extend(self, work: SimTransfer, train: _Train) -> float:
     """Takes the ops whose time is known; returns when they may start."""
     if not work.after:
-      train.next_op = len(train.ops)
+      train.next_group = len(train.groups)
       return 0.0
-    ready_s: dict[tuple[int, int], float] = {}
     start_s = behind_s = 0.0
-    for op in train.ops[train.next_op :]:
-      layers = op.start_layer, op.stop_layer
-      if layers not in ready_s:
-        ready_s[layers] = max(work.needs_s(*layers), default=0.0)
-      if ready_s[layers] == UNKNOWN_S:
+    for layers, num_bytes in train.groups[train.next_group :]:
+      ready_s = work.ready_s(*layers)
+      if ready_s == UNKNOWN_S:
         break
-      start_s = max(start_s, ready_s[layers] - behind_s)
-      behind_s += op.num_bytes * train.per_byte_s
-      train.next_op += 1
+      start_s = max(start_s, ready_s - behind_s)
+      behind_s += num_bytes * train.per_byte_s
+      train.next_group += 1
     return start_s
 
   def _burst(
     self, work: SimTransfer, train: _Train, first: int, stop: int
   ) -> None:
-    """Ops [first, stop) go as soon as the lane is free."""
+    """Groups [first, stop) go as soon as the lane is free."""
     start_s = max(self._clock.now_s, self._free_s[train.lane])
     stop_s = start_s + train.seconds
-    if (first, stop) != (0, len(train.ops)):
-      num_bytes = sum(op.num_bytes for op in train.ops[first:stop])
+    if (first, stop) != (0, len(train.groups)):
+      num_bytes = sum(count for _, count in train.groups[first:stop])
       stop_s = start_s + num_bytes * train.per_byte_s
     self._free_s[train.lane] = stop_s
     train.num_planned -= 1
@@ -196,7 +200,7 @@ class Links:
     train.bursts.append((first, stop, start_s))
     work.start_s = min(work.start_s, start_s)
     work.stop_s = max(work.stop_s, stop_s)
-    if stop == len(train.ops):
+    if stop == len(train.groups):
       work.num_moving -= 1
     self._settled(work)
     if not work.num_moving:

@@ -36,6 +36,9 @@ class SimChunk(SimWork):
   def layers_s(self) -> Sequence[float]:
     return self.done_s
 
+  def range_s(self, start_layer: int, stop_layer: int) -> float:
+    return self.done_s[stop_layer - 1]  # they are done in order
+
 
 @dataclass(eq=False)
 class _Stage:
@@ -107,33 +110,40 @@ class Pipeline:
     if stage.running is not None or not stage.waiting:
       return
     chunk = stage.waiting[0]
-    needs_s = chunk.needs_s(stage.first, stage.stop) if chunk.after else []
-    if UNKNOWN_S in needs_s:
+    ready_s = chunk.ready_s(stage.first, stage.stop)
+    if ready_s == UNKNOWN_S:
       return
     stage.running = stage.waiting.popleft()
     handed_s = chunk.spans[-1][1] + self._boundary_s if chunk.spans else 0.0
-    start_s = max(self._clock.now_s, stage.free_s, handed_s, *needs_s[:1])
-    self._compute(chunk, stage, start_s, needs_s)
+    start_s = max(self._clock.now_s, stage.free_s, handed_s)
+    if ready_s <= start_s:
+      self._compute(chunk, stage, start_s)
+    else:
+      start_s = max(start_s, chunk.ready_s(stage.first, stage.first + 1))
+      self._compute_as_ready(chunk, stage, start_s)
     stop_s = chunk.done_s[stage.stop - 1]
     chunk.spans.append((start_s, stop_s))
     stage.due = self._clock.at(stop_s, self._left, i)
     self._settled(chunk)
 
-  def _compute(
-    self, chunk: SimChunk, stage: _Stage, start_s: float, needs_s: list[float]
-  ) -> None:
+  def _compute(self, chunk: SimChunk, stage: _Stage, start_s: float) -> None:
     """Settles when the stage's layers of the chunk are done."""
-    num_layers = stage.stop - stage.first
-    share_s = chunk.seconds * (num_layers / self._num_layers)
-    if not needs_s or max(needs_s) <= start_s:
-      chunk.done_s[stage.first : stage.stop] = [
-        start_s + share_s * (layer / num_layers)
-        for layer in range(1, num_layers + 1)
-      ]
-      return
+    n = stage.stop - stage.first
+    share_s = chunk.seconds * (n / self._num_layers)
+    chunk.done_s[stage.first : stage.stop] = [
+      start_s + share_s * (layer / n) for layer in range(1, n + 1)
+    ]
+
+  def _compute_as_ready(
+    self, chunk: SimChunk, stage: _Stage, start_s: float
+  ) -> None:
+    """The same, where a layer has to wait for what the chunk follows."""
+    layer_s = chunk.seconds / self._num_layers
     done_s = start_s
-    for layer, need_s in enumerate(needs_s, stage.first):
-      done_s = max(done_s, need_s) + share_s / num_layers
+    for layer, need_s in enumerate(
+      chunk.needs_s(stage.first, stage.stop), stage.first
+    ):
+      done_s = max(done_s, need_s) + layer_s
       chunk.done_s[layer] = done_s
 
   def _left(self, i: int) -> None:

@@ -33,7 +33,18 @@ class SimWork:
     """When each layer is done, `UNKNOWN_S` where that is not settled yet."""
     raise NotImplementedError
 
+  def range_s(self, start_layer: int, stop_layer: int) -> float:
+    """When all layers of a range are done."""
+    return max(self.layers_s()[start_layer:stop_layer], default=0.0)
+
+  def ready_s(self, start_layer: int, stop_layer: int) -> float:
+    """When all works it follows are done with a range of layers."""
+    return max(
+      [work.range_s(start_layer, stop_layer) for work in self.after],
+      default=0.0,
+    )
+
   def needs_s(self, start_layer: int, stop_layer: int) -> list[float]:
-    """When each layer of the range is done by all works it follows."""
+    """The same, layer by layer."""
     each = [work.layers_s()[start_layer:stop_layer] for work in self.after]
     return [max(layer_s) for layer_s in zip(*each)]

@@ -125,11 +125,13 @@ class StoreClient:
     forgotten, and is in the second answer.
     """
     count, bad = 0, []
-    for replica, whole in zip(held, self._whole(held, completion)):
+    for i, (replica, whole) in enumerate(
+      zip(held, self._whole(held, completion))
+    ):
       valid = self.master.lease_valid(replica.key, replica, now_s)
       if valid and whole == 'failed':
         bad += self.master.discard(replica)
-      if valid and whole == 'completed' and count == held.index(replica):
+      if valid and whole == 'completed' and count == i:
         count += 1
     return count, tuple(bad)
 
