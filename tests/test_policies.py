@@ -206,11 +206,11 @@ def test_instances_that_differ_have_their_own_costs():
     InstanceBelief(COSTS, 128, 1 << 20, 8, stage_layers=(2, 1)), BLOCK_BYTES
   )
   fleet = Fleet(['a', 'b', 'c'], [WORK, slow, WORK])
-  prefix = np.array([[0, 0, 512], [512, 1024, 0]])
-  found = fleet.prompt_s(3000, prefix)
+  prefix = np.array([[0, 0, 4], [4, 8, 0]])
+  found = fleet.prompt_s(3000, prefix, 128)
   for row, prefixes in zip(found, prefix):
-    for i, (seconds, tokens) in enumerate(zip(row, prefixes)):
-      assert seconds == fleet.work_I[i].prompt_s(3000, int(tokens))
+    for i, (seconds, blocks) in enumerate(zip(row, prefixes)):
+      assert seconds == fleet.work_I[i].prompt_s(3000, int(blocks) * 128)
   assert slow.busy_s(3000, 0, 1.0) == pytest.approx(
     COSTS.prompt_s(3000, 0, 128) * 2 / 3
   )

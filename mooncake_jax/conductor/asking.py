@@ -7,11 +7,11 @@ import numpy as np
 
 from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.conductor.matches import Matches
-from mooncake_jax.conductor.matches import positions
+from mooncake_jax.conductor.matches import position_array
+from mooncake_jax.conductor.prefill_load import LinkWaits
 from mooncake_jax.conductor.question import Question
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.view import View
-from mooncake_jax.conductor.work_costs import PREFIX_LINKS
 from mooncake_jax.request import Request
 
 
@@ -39,7 +39,7 @@ def question(
     slow_I,
     fast_I,
     view.prefill.queue_s_I(now_s),
-    {link: view.prefill.link_wait_s_I(link, now_s) for link in PREFIX_LINKS},
+    LinkWaits(view.prefill, now_s),
     view.prefill_error.factor_I,
     view.transfer_error.factor_I,
     remote_blocks,
@@ -62,19 +62,25 @@ def pick(score_I: np.ndarray, able_I: np.ndarray, number: int) -> int:
   At least one must be able.
   """
   score_I = np.where(able_I, score_I, np.inf)
-  best = np.flatnonzero(able_I & (score_I == score_I.min()))
+  best = (score_I == score_I.min()).nonzero()[0]
   return int(best[number % len(best)])
 
 
 def _fill(prefix_4I: np.ndarray, matches: Matches, row_of: np.ndarray) -> None:
   """Writes usable, slow, fast and stored blocks of all that match."""
+  usable_I, slow_I, fast_I, stored_I = prefix_4I
   for usable, slow, fast, mask in matches.groups():
-    prefix_4I[:3, _rows(mask, row_of)] = ((usable,), (slow,), (fast,))
+    rows = _rows(mask, row_of)
+    usable_I[rows] = usable
+    if slow:
+      slow_I[rows] = slow
+    if fast:
+      fast_I[rows] = fast
   for blocks, mask in matches.sources():
-    prefix_4I[3, _rows(mask, row_of)] = blocks
+    stored_I[_rows(mask, row_of)] = blocks
 
 
 def _rows(mask: int, row_of: np.ndarray) -> np.ndarray:
   """Rows of the prefill instances of a mask of index positions."""
-  rows = row_of[positions(mask)]
+  rows = row_of[position_array(mask)]
   return rows[rows >= 0]

@@ -46,13 +46,12 @@ class DecodeView(NamedTuple):
   @property
   def best(self) -> np.ndarray:
     """Rows of the equally good ones; none where it fits nowhere."""
-    able_I = self.fits_I & self.has_room_I
-    if not able_I.any():
-      able_I = self.fits_I
-    if not able_I.any():
-      return np.zeros(0, np.int64)
-    least_s = self.mean_step_s_I[able_I].min()
-    return np.flatnonzero(able_I & (self.mean_step_s_I == least_s))
+    for able_I in (self.fits_I & self.has_room_I, self.fits_I):
+      step_s_I = np.where(able_I, self.mean_step_s_I, np.inf)
+      least_s = step_s_I.min(initial=np.inf)
+      if least_s < np.inf:
+        return (step_s_I == least_s).nonzero()[0]
+    return np.zeros(0, np.int64)
 
 
 def choose_decode(
@@ -99,19 +98,16 @@ def decode_view(
   """
   life = min(mean_tokens, max_output_tokens)
   rows_I, slopes_I3 = loads.rows_I, loads.slopes_I3
-  base_s_I, row_s_I, token_s_I = (
-    slopes_I3[:, 0],
-    slopes_I3[:, 1],
-    slopes_I3[:, 2],
-  )
+  base_s_I, row_s_I, token_s_I = slopes_I3.T
   step_s_I = base_s_I + row_s_I * rows_I + token_s_I * loads.context_tokens_I
   steps_I = until_s / step_s_I
-  left_I = loads.left_tokens_I / np.maximum(rows_I, 1)
-  left_I = np.clip(left_I, 1.0, mean_tokens)
+  some_rows_I = np.maximum(rows_I, 1)
+  left_I = np.maximum(loads.left_tokens_I / some_rows_I, 1.0)
+  left_I = np.minimum(left_I, mean_tokens)
   # How many of the rows are there, on average, in steps [until, until + life).
-  stay_I = np.exp(-steps_I / left_I) - np.exp(-(steps_I + life) / left_I)
+  stay_I = np.exp(-steps_I / left_I) * (1 - np.exp(-life / left_I))
   rows_then_I = stay_I * left_I / life * rows_I
-  context_I = loads.context_tokens_I / np.maximum(rows_I, 1) + steps_I
+  context_I = loads.context_tokens_I / some_rows_I + steps_I
   tokens_I = prompt_tokens + rows_then_I * context_I
   tokens_I += (1 + rows_then_I) * (life / 2)
   # No more rows than a batch takes are in a step.

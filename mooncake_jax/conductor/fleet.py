@@ -38,24 +38,30 @@ class Fleet:
       self.block_s_I[link] = np.array([line.block_s for line in lines])
 
   def prompt_s(
-    self, num_tokens: int, prefix_tokens_XI: np.ndarray
+    self, num_tokens: int, prefix_blocks_XI: np.ndarray, block_size_tokens: int
   ) -> np.ndarray:
     """Seconds of prefill on a prefix, [..., I] like the prefixes."""
     if len(self.kinds) == 1:
-      return _spread(self.kinds[0], num_tokens, prefix_tokens_XI)
-    seconds_XI = np.empty(prefix_tokens_XI.shape)
+      return _spread(
+        self.kinds[0], num_tokens, prefix_blocks_XI, block_size_tokens
+      )
+    seconds_XI = np.empty(prefix_blocks_XI.shape)
     for k, kind in enumerate(self.kinds):
       here = self.kind_I == k
       seconds_XI[..., here] = _spread(
-        kind, num_tokens, prefix_tokens_XI[..., here]
+        kind, num_tokens, prefix_blocks_XI[..., here], block_size_tokens
       )
     return seconds_XI
 
 
 def _spread(
-  work: WorkCosts, num_tokens: int, prefix_tokens_X: np.ndarray
+  work: WorkCosts,
+  num_tokens: int,
+  prefix_blocks_X: np.ndarray,
+  block_size_tokens: int,
 ) -> np.ndarray:
-  flat = prefix_tokens_X.ravel().tolist()
-  known = {prefix: work.prompt_s(num_tokens, prefix) for prefix in set(flat)}
-  seconds = [known[prefix] for prefix in flat]
-  return np.array(seconds).reshape(prefix_tokens_X.shape)
+  counts = np.bincount(prefix_blocks_X.ravel())
+  seconds = np.zeros(len(counts))
+  for blocks in counts.nonzero()[0].tolist():
+    seconds[blocks] = work.prompt_s(num_tokens, blocks * block_size_tokens)
+  return seconds[prefix_blocks_X]

@@ -159,14 +159,23 @@ class Matches(Mapping[str, Match]):
 
 def positions(mask: int) -> list[int]:
   """Positions of a mask's bits, lowest first: [0, 2] of 0b101."""
-  if not mask & (mask - 1):  # one bit or none
-    return [mask.bit_length() - 1] if mask else []
+  if mask.bit_count() > 8:
+    return position_array(mask).tolist()
+  found = []
+  while mask:
+    lowest = mask & -mask
+    found.append(lowest.bit_length() - 1)
+    mask ^= lowest
+  return found
+
+
+def position_array(mask: int) -> np.ndarray:
+  """`positions` as an array, to take rows of other arrays by."""
+  if mask.bit_count() <= 8:
+    return np.array(positions(mask), np.int64)
   num_bytes = (mask.bit_length() + 7) // 8
-  bits = np.unpackbits(
-    np.frombuffer(mask.to_bytes(num_bytes, 'little'), np.uint8),
-    bitorder='little',
-  )
-  return bits.nonzero()[0].tolist()
+  some = np.frombuffer(mask.to_bytes(num_bytes, 'little'), np.uint8)
+  return np.unpackbits(some, bitorder='little').nonzero()[0]
 
 
 def _fall(

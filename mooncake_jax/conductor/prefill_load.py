@@ -32,6 +32,19 @@ class _Queued(NamedTuple):
 _NOTHING = _Queued(0.0, 0.0)
 
 
+class LinkWaits(dict[Link, np.ndarray]):
+  """Seconds until each one's end of a link is free, [I]; made when asked."""
+
+  def __init__(self, loads: 'PrefillLoads', now_s: float):
+    super().__init__()
+    self._loads = loads
+    self._now_s = now_s
+
+  def __missing__(self, link: Link) -> np.ndarray:
+    wait_s_I = self[link] = self._loads.link_wait_s_I(link, self._now_s)
+    return wait_s_I
+
+
 class PrefillLoads:
   """Queues and links of all prefill instances."""
 

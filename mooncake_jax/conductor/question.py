@@ -9,6 +9,7 @@ prefill instance, X any leading axes. A source is a row of instances.
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from mooncake_jax.costs.model import Link
 
 
 class Forecast(NamedTuple):
-  """Predicted seconds; arrays of one shape.
+  """Predicted seconds; arrays of one shape, or [I] for all of it.
 
   Attributes:
     queue_s: until the instance has nothing before it.
@@ -108,9 +109,8 @@ class Question:
 
   def prefill_s(self, prefix_blocks_XI: np.ndarray) -> np.ndarray:
     """EstimatePrefillExecutionTime on a prefix, [..., I]."""
-    prefix_tokens_XI = prefix_blocks_XI * self.block_size_tokens
     return self.prefill_factor_I * self.fleet.prompt_s(
-      self.num_tokens, prefix_tokens_XI
+      self.num_tokens, prefix_blocks_XI, self.block_size_tokens
     )
 
   def move_s(
@@ -120,6 +120,8 @@ class Question:
 
     Nothing to move takes 0 s; with `wait`, what is planned there goes first.
     """
+    if not num_blocks_XI.any():
+      return np.zeros(num_blocks_XI.shape)
     fleet = self.fleet
     seconds_XI = self.transfer_factor_I * (
       fleet.latency_s_I[link] + fleet.block_s_I[link] * num_blocks_XI
@@ -141,7 +143,7 @@ class Question:
     """What the remote store has beyond a prefix; whoever prefills reads it."""
     return np.maximum(self.remote_blocks - prefix_blocks_XI, 0)
 
-  @property
+  @cached_property
   def local_s_I(self) -> np.ndarray:
     """Until each one's own prefix is on its device, links shared."""
     host_I = self.local_blocks_I - self.ssd_blocks_I - self.device_blocks_I
@@ -158,11 +160,13 @@ class Question:
     A fetch moves while the request queues and, layer-wise, while its first
     chunk computes; only what is left then delays it.
     """
-    first_s, block_s = self.copy_line(source_X)
-    fetch_s = np.where(
-      fetch_blocks_XI > 0, first_s + block_s * fetch_blocks_XI, 0.0
-    )
-    fetch_s = np.maximum(fetch_s, self.local_s_I)
+    fetch_s = self.local_s_I
+    if fetch_blocks_XI.any():
+      first_s, block_s = self.copy_line(source_X)
+      copy_s = np.where(
+        fetch_blocks_XI > 0, first_s + block_s * fetch_blocks_XI, 0.0
+      )
+      fetch_s = np.maximum(fetch_s, copy_s)
     prefix_XI = self.local_blocks_I + fetch_blocks_XI
     if self.remote_blocks:
       rest_XI = self.rest_blocks(prefix_XI)
@@ -172,8 +176,7 @@ class Question:
     prefill_s = self.prefill_s(prefix_XI)
     hidden_s = self.queue_s_I + self._first_chunk_s(prefix_XI, prefill_s)
     transfer_s = np.maximum(fetch_s - hidden_s, 0.0)
-    queue_s = np.broadcast_to(self.queue_s_I, prefill_s.shape)
-    return Forecast(queue_s, fetch_s, transfer_s, prefill_s)
+    return Forecast(self.queue_s_I, fetch_s, transfer_s, prefill_s)
 
   def _first_chunk_s(
     self, prefix_blocks_XI: np.ndarray, prefill_s_XI: np.ndarray
