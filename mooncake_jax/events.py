@@ -131,9 +131,13 @@ class Finished(RequestEvent):
 
 @dataclass(frozen=True)
 class Failed(RequestEvent):
-  """It will not finish, for `reason`."""
+  """This try will not finish, for `reason`.
+
+  `retryable`: `instance` is to blame, so another may still serve it.
+  """
 
   reason: str = ''
+  retryable: bool = False
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,7 @@ class RequestRecord:
   """What became of a request; its time stamps stand in life order.
 
   Attributes:
+    attempt: the last try, from 0.
     outcome: 'rejected' before any work, 'rejected_late' after prefill.
     reason: why it was rejected, failed or cancelled; '' if completed.
     prompt_tokens: length of the prompt.
@@ -187,6 +188,8 @@ class RequestRecord:
     output_tokens: token ids in order (empty in a simulation from lengths).
     segments: when each output token came.
     predicted_ttft_s, predicted_tbt_s: the Conductor's at placement.
+    predicted_queue_s, predicted_transfer_s, predicted_prefill_s: the terms of
+      that TTFT; None of a rejected request.
   """
 
   request_id: str
@@ -200,6 +203,9 @@ class RequestRecord:
   reused_tokens: dict[str, int] = field(default_factory=dict)
   predicted_ttft_s: float | None = None
   predicted_tbt_s: float | None = None
+  predicted_queue_s: float | None = None
+  predicted_transfer_s: float | None = None
+  predicted_prefill_s: float | None = None
   placed_s: float | None = None
   fetch_start_s: float | None = None
   prefill_start_s: float | None = None

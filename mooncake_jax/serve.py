@@ -23,7 +23,11 @@ import itertools
 
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
+from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
+from mooncake_jax.events import Failed
+from mooncake_jax.events import Finished
+from mooncake_jax.events import RejectedLate
 from mooncake_jax.metrics.records import RecordBook
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
@@ -33,13 +37,20 @@ from mooncake_jax.request import RequestRecord
 
 @dataclass(frozen=True)
 class Decision:
-  """The Conductor was asked about a request at `now_s`."""
+  """The Conductor was asked about a request at `now_s`.
+
+  `avoid` names the instances that failed earlier tries of it.
+  """
 
   now_s: float
   request_id: str
   decision: Placement | Rejection
+  attempt: int = 0
+  avoid: tuple[str, ...] = ()
 
 
+# The last events of a try.
+ENDS = (Finished, Failed, Cancelled, RejectedLate)
 # What the Conductor was told and asked, in order: enough to replay it.
 Journal = list[Decision | Event]
 # Called with each finished record; may give the session's next request.
@@ -69,6 +80,7 @@ def serve(
   arrivals = [(r.arrival_s, next(order), r) for r in requests]
   heapq.heapify(arrivals)
   book, journal = RecordBook(), []
+  retries = Retries(conductor, cluster, book, journal)
 
   def hear(events: list[Event]) -> None:
     for event in events:
@@ -76,6 +88,8 @@ def serve(
       journal.append(event)
       if on_event is not None:
         on_event(event)
+      if retries.again(event):
+        continue
       ended = book.observe(event)
       request = follow_up(ended) if ended and follow_up else None
       if request is not None:
@@ -86,9 +100,58 @@ def serve(
     now_s = cluster.backend.now_s()
     while arrivals and arrivals[0][0] <= now_s:
       request = heapq.heappop(arrivals)[2]
-      _arrive(request, conductor, cluster, book, journal, now_s)
+      if _arrive(request, conductor, cluster, book, journal, now_s):
+        retries.remember(request)
     hear(cluster.step(arrivals[0][0] if arrivals else None))
   return book.records, journal
+
+
+class Retries:
+  """Tries that an instance failed are made again elsewhere."""
+
+  def __init__(
+    self,
+    conductor: Conductor,
+    cluster: Cluster,
+    book: RecordBook,
+    journal: Journal,
+  ):
+    self._conductor = conductor
+    self._cluster = cluster
+    self._book = book
+    self._journal = journal
+    self._requests: dict[str, Request] = {}
+    self._avoid: dict[str, tuple[str, ...]] = {}
+
+  def remember(self, request: Request) -> None:
+    """A request that was let in."""
+    self._requests[request.request_id] = request
+
+  def again(self, event: Event) -> bool:
+    """Whether a try that failed is made again, which this does.
+
+    Late events of the old try are dropped by all who read them.
+    """
+    if not isinstance(event, ENDS):
+      return False
+    request = self._requests.pop(event.request_id, None)
+    failed = self._avoid.pop(event.request_id, ())
+    if not isinstance(event, Failed) or not event.retryable or not request:
+      return False
+    now_s, attempt = self._cluster.backend.now_s(), event.attempt + 1
+    deadline_s = request.arrival_s + self._cluster.spec.request_timeout_s
+    if attempt >= self._conductor.spec.max_attempts or now_s >= deadline_s:
+      return False
+    avoid = (*failed, event.instance)
+    decision = self._conductor.place(request, now_s, attempt, frozenset(avoid))
+    name = request.request_id
+    self._journal.append(Decision(now_s, name, decision, attempt, avoid))
+    if isinstance(decision, Rejection):
+      return False
+    self._book.decided(request, decision, now_s)
+    self._cluster.submit(request, decision)
+    self._requests[name], self._avoid[name] = request, avoid
+    return True
 
 
 def replay(
@@ -105,7 +168,10 @@ def replay(
   decisions = []
   for entry in journal:
     if isinstance(entry, Decision):
-      decisions.append(conductor.place(by_id[entry.request_id], entry.now_s))
+      request, avoid = by_id[entry.request_id], frozenset(entry.avoid)
+      decisions.append(
+        conductor.place(request, entry.now_s, entry.attempt, avoid)
+      )
     else:
       conductor.observe(entry)
   return decisions
@@ -118,13 +184,19 @@ def _arrive(
   book: RecordBook,
   journal: Journal,
   now_s: float,
-) -> None:
-  """Places one request; a bad one is recorded and the run goes on."""
+) -> bool:
+  """Places one request; a bad one is recorded and the run goes on.
+
+  Returns:
+    Whether it was let in.
+  """
   if reason := cluster.refusal(request):
     book.refused(request, reason, now_s)
-    return
+    return False
   decision = conductor.place(request, now_s)
   journal.append(Decision(now_s, request.request_id, decision))
   book.decided(request, decision, now_s)
-  if isinstance(decision, Placement):
-    cluster.submit(request, decision)
+  if isinstance(decision, Rejection):
+    return False
+  cluster.submit(request, decision)
+  return True

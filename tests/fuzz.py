@@ -201,7 +201,7 @@ class Trial:
     self.backend.drops_are_read = not self.loss
     for request in self.requests:
       self.backend.shadow.know(request, self.spec.block_size_tokens)
-    self.ended: Counter[str] = Counter()
+    self.ended: Counter[tuple[str, int]] = Counter()
 
   def make_conductor(self) -> Conductor:
     return Conductor(self.rules, self.spec, MODEL, COSTS, self.slo)
@@ -234,8 +234,9 @@ class Trial:
   def on_event(self, event: Event) -> None:
     self.cluster.check()
     if isinstance(event, RequestEvent):
-      assert not self.ended[event.request_id], event
-      self.ended[event.request_id] += isinstance(event, ENDS)
+      run = event.request_id, event.attempt
+      assert not self.ended[run], event
+      self.ended[run] += isinstance(event, ENDS)
     self.check_contents(event)
     if isinstance(event, BlocksStored) and event.tier == 'remote':
       there = {key for key in event.keys if self.store.has(key)}

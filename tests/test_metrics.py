@@ -235,7 +235,8 @@ def test_the_table_has_every_figure_under_its_name():
   assert lines['hit_rate_by_tier.local_host'] == '0.08'
   assert lines['ttft_s.mean'] == '10.75'
   names = {name.split('.')[0] for name in lines}
-  assert names == set(summary.to_dict())
+  figures = summary.to_dict()
+  assert names == {name for name, value in figures.items() if value != {}}
 
 
 def test_runs_are_compared_in_columns():

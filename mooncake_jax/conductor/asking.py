@@ -38,7 +38,7 @@ def question(
     stored_I,
     slow_I,
     fast_I,
-    view.prefill.queue_s_I(now_s),
+    view.queue_error.factor * view.prefill.queue_s_I(now_s),
     LinkWaits(view.prefill, now_s),
     view.prefill_error.factor_I,
     view.transfer_error.factor_I,

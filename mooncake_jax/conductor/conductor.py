@@ -9,11 +9,16 @@ replay to the same placements.
 As in FAST'25 section 4.1, Algorithm 1. Differs: see `policies.paper`.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 
 from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.conductor.advice import Advice
+from mooncake_jax.conductor.adviser import Adviser
 from mooncake_jax.conductor.decide import decide
 from mooncake_jax.conductor.decide import Try
+from mooncake_jax.conductor.explain import explain
+from mooncake_jax.conductor.explain import Explanation
 from mooncake_jax.conductor.observing import observe
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.telemetry import EventLine
@@ -21,6 +26,7 @@ from mooncake_jax.conductor.view import View
 from mooncake_jax.conductor.work_costs import InstanceBelief
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.events import Event
+from mooncake_jax.events import Inventory
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
@@ -55,6 +61,7 @@ class Conductor:
     self.view = View(spec, cluster, model, costs, instances or {})
     self._max_batch = cluster.max_batch
     self._line = EventLine(spec.telemetry)
+    self._adviser = Adviser(spec, self.view)
 
   def place(
     self,
@@ -69,12 +76,32 @@ class Conductor:
     decided = decide(self.view, self.spec, self.slo, asked, now_s)
     if isinstance(decided, Placement):
       self.view.reserve(request, decided, now_s)
+      self._adviser.placed(request, decided, now_s)
     return decided
 
   def observe(self, event: Event) -> None:
     """Updates the beliefs, as soon as `spec.telemetry` brings the event."""
     self._line.send(event)
     self._hear(event.time_s)
+
+  def explain(self, request: Request, now_s: float) -> Explanation:
+    """The table that `place` would decide from now; decides nothing."""
+    self._hear(now_s)
+    return explain(self.view, self.spec, self.slo, request, now_s)
+
+  def advise(self, now_s: float) -> list[Advice]:
+    """Copies and roles to change, as `spec` wants; taken to be carried out."""
+    self._hear(now_s)
+    return self._adviser.advise(now_s)
+
+  def drain(self, instance: str) -> None:
+    """Places nothing there any more, until it joins again."""
+    self.view.close(instance)
+
+  def rebuild(self, inventories: Iterable[Inventory]) -> None:
+    """After a restart: believes in what the instances say they hold."""
+    for inventory in inventories:
+      self.view.index.observe(inventory)
 
   def keeps_tbt(self, num_rows: int, context_tokens: int) -> bool:
     """The decode instance's double check: would this batch keep the SLO?"""

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Online correction of predictions: one factor a term and instance.
+"""Online correction of predictions: factors on what the cost model says.
 
 What was observed over what the cost model alone had said is a ratio; its
 logarithm is followed slowly and in bounded steps, so that one outlier moves a
-factor by at most `GAIN * MAX_STEP`, and a lasting change is learnt within some
-tens of requests. A straggler's predictions grow with it, and it is avoided.
+factor little and a lasting change is learnt within some tens of requests. A
+straggler's predictions grow with it, and it is avoided.
 """
 
 import math
 
 import numpy as np
 
-GAIN = 0.1
 MAX_STEP = 1.0
 LIMIT = math.log(16.0)
 
@@ -19,8 +18,16 @@ LIMIT = math.log(16.0)
 class Correction:
   """Factors of one term, [I] one an instance; all 1 where it is off."""
 
-  def __init__(self, enabled: bool):
+  def __init__(self, enabled: bool, up: float, down: float):
+    """Starts without instances.
+
+    Args:
+      up, down: what share of an error is taken over, where the factor is too
+        low or too high. Equal ones follow the middle; a smaller `up` follows
+        the low end, where others' work only adds to what is observed.
+    """
     self._enabled = enabled
+    self._up, self._down = up, down
     self._log_I = np.zeros(0)
     self.factor_I = np.ones(0)
 
@@ -31,13 +38,38 @@ class Correction:
       self.factor_I = np.append(self.factor_I, 1.0)
     self._log_I[i], self.factor_I[i] = 0.0, 1.0
 
-  def observe(
-    self, i: int, predicted_s: float, factor: float, observed_s: float
-  ) -> None:
-    """Learns from one prediction that `factor` had corrected."""
-    if not self._enabled or predicted_s <= 0 or observed_s <= 0:
+  def observe(self, i: int, model_s: float, observed_s: float) -> None:
+    """Learns from what the cost model alone had said."""
+    if not self._enabled or model_s <= 0 or observed_s <= 0:
       return
-    error = math.log(observed_s * factor / predicted_s) - self._log_I[i]
+    error = math.log(observed_s / model_s) - self._log_I[i]
     step = min(max(error, -MAX_STEP), MAX_STEP)
-    log = min(max(self._log_I[i] + GAIN * step, -LIMIT), LIMIT)
+    step *= self._up if step > 0 else self._down
+    log = min(max(self._log_I[i] + step, -LIMIT), LIMIT)
     self._log_I[i], self.factor_I[i] = log, math.exp(log)
+
+
+class WorkCorrection:
+  """Seconds that prefills took over those planned, of all instances at once.
+
+  A ratio of sums, so that it holds for a whole queue: where prefixes are
+  evicted while requests wait for them, a few take many times what was planned.
+  One number, as a queue of hundreds of seconds times each instance's own noise
+  would set them apart for nothing.
+  """
+
+  KEEP = 0.998
+  PRIOR_S = 10.0
+
+  def __init__(self, enabled: bool):
+    self._enabled = enabled
+    self._taken_s = self._planned_s = self.PRIOR_S
+    self.factor = 1.0
+
+  def observe(self, planned_s: float, taken_s: float) -> None:
+    """Learns from one request that was prefilled."""
+    if not self._enabled:
+      return
+    self._taken_s = self.KEEP * self._taken_s + taken_s
+    self._planned_s = self.KEEP * self._planned_s + planned_s
+    self.factor = self._taken_s / self._planned_s

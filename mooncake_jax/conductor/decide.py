@@ -75,9 +75,11 @@ def plan(
   decode = choose_decode(
     view.decode,
     request,
+    able(view.decode.names, view.decode.accepts_I, asked.avoid),
     view.lengths.mean,
+    now_s,
     found.ttft_s,
-    view.tbt_error.factor_I,
+    view.step_error.factor_I,
     number >> 20,
   )
   if decode is None:

@@ -57,7 +57,9 @@ class DecodeView(NamedTuple):
 def choose_decode(
   loads: DecodeLoads,
   request: Request,
+  able_I: np.ndarray,
   mean_tokens: float,
+  now_s: float,
   until_s: float,
   factor_I: np.ndarray,
   number: int,
@@ -65,11 +67,13 @@ def choose_decode(
   """The instance of least mean step; None where the request never fits.
 
   Args:
+    able_I: which of them may be taken.
+    until_s: seconds from now until the request joins.
     number: of equally good ones it takes this one, round and round.
   """
   prompt, most = request.num_prompt_tokens, request.max_output_tokens
   view = decode_view(loads, prompt, most, mean_tokens, until_s, factor_I)
-  best = view.best
+  best = view._replace(fits_I=view.fits_I & able_I).best
   if not len(best):
     return None
   i = int(best[number % len(best)])
@@ -77,8 +81,15 @@ def choose_decode(
   if not view.has_room_I[i]:
     need = loads.need_tokens(prompt, most)
     wait_s = room_wait_s(loads, i, need, mean_tokens)
-  tbt_s = float(factor_I[i]) * longest_step_s(loads, i, prompt)
-  return DecodeChoice(i, tbt_s, wait_s)
+  tbt_s = longest_step_s(
+    loads,
+    i,
+    prompt,
+    now_s + max(until_s, wait_s),
+    min(mean_tokens, most),
+    mean_tokens,
+  )
+  return DecodeChoice(i, float(factor_I[i]) * tbt_s, wait_s)
 
 
 def decode_view(
@@ -97,43 +108,62 @@ def decode_view(
     factor_I: online correction of a step's seconds.
   """
   life = min(mean_tokens, max_output_tokens)
-  rows_I, slopes_I3 = loads.rows_I, loads.slopes_I3
-  base_s_I, row_s_I, token_s_I = slopes_I3.T
-  step_s_I = base_s_I + row_s_I * rows_I + token_s_I * loads.context_tokens_I
-  steps_I = until_s / step_s_I
+  base_s_I, row_s_I, token_s_I = loads.slopes_I3.T
+  rows_I, tokens_I = loads.rows_I, loads.context_tokens_I
   some_rows_I = np.maximum(rows_I, 1)
+  context_I = tokens_I / some_rows_I
+  step_s_I = base_s_I + row_s_I * rows_I + token_s_I * tokens_I
+  steps_I = until_s / step_s_I
   left_I = np.maximum(loads.left_tokens_I / some_rows_I, 1.0)
   left_I = np.minimum(left_I, mean_tokens)
-  # How many of the rows are there, on average, in steps [until, until + life).
-  stay_I = np.exp(-steps_I / left_I) * (1 - np.exp(-life / left_I))
-  rows_then_I = stay_I * left_I / life * rows_I
-  context_I = loads.context_tokens_I / some_rows_I + steps_I
-  tokens_I = prompt_tokens + rows_then_I * context_I
-  tokens_I += (1 + rows_then_I) * (life / 2)
+  # Of the rows that decode now, the mean of exp(-k / left) over the life.
+  stay_I = np.exp(-steps_I / left_I) * -np.expm1(-life / left_I)
+  stay_I *= left_I / life
+  # Those still in prefill begin on the way: each is there for its own life.
+  come_I = np.minimum(left_I / np.maximum(steps_I, left_I), 1.0)
+  rows_then_I = stay_I * loads.active_rows_I + come_I * (
+    rows_I - loads.active_rows_I
+  )
+  tokens_then_I = prompt_tokens + rows_then_I * context_I
+  tokens_then_I += (1 + rows_then_I) * (life / 2)
   # No more rows than a batch takes are in a step.
   share_I = np.minimum(loads.max_batch_I / (1 + rows_then_I), 1.0)
   mean_s_I = base_s_I + share_I * (
-    row_s_I * (1 + rows_then_I) + token_s_I * tokens_I
+    row_s_I * (1 + rows_then_I) + token_s_I * tokens_then_I
   )
   need = loads.need_tokens(prompt_tokens, max_output_tokens)
   free_I = loads.capacity_tokens_I - loads.reserved_tokens_I
   return DecodeView(
     factor_I * mean_s_I,
     (free_I >= need) & (rows_I < loads.max_batch_I),
-    loads.accepts_I & (loads.capacity_tokens_I >= need),
+    loads.capacity_tokens_I >= need,
   )
 
 
-def longest_step_s(loads: DecodeLoads, i: int, prompt_tokens: int) -> float:
+def longest_step_s(
+  loads: DecodeLoads,
+  i: int,
+  prompt_tokens: int,
+  join_s: float,
+  life: float,
+  mean_tokens: float,
+) -> float:
   """The step that TBT is judged by, at instance i with the request in it.
 
-  TBT is the mean of the longest tenth of the intervals, so the longest step
-  counts, not the mean one: when all rows that are placed there decode.
+  TBT is the mean of the longest tenth of the intervals, so the fuller end of
+  its life counts: when it joins, or when it leaves.
   """
-  rows = int(loads.rows_I[i]) + 1
-  tokens = int(loads.context_tokens_I[i]) + prompt_tokens
-  batch = min(rows, int(loads.max_batch_I[i]))
-  return loads.step[i].exact(batch, tokens * batch // rows)
+  rows = max(int(loads.rows_I[i]), 1)
+  context = int(loads.context_tokens_I[i]) / rows
+  step_s = loads.step[i].exact(rows, int(context * rows))
+  stay_s = mean_tokens * step_s
+  others = max(
+    loads.horizon[i].decoding_at(time_s, stay_s)
+    for time_s in (join_s, join_s + life * step_s)
+  )
+  batch = min(others + 1, int(loads.max_batch_I[i]))
+  tokens = (prompt_tokens + others * context) * batch / (others + 1)
+  return loads.step[i].exact(batch, int(tokens))
 
 
 def room_wait_s(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mooncake_jax.conductor.decode_horizon import DecodeHorizon
 from mooncake_jax.conductor.work_costs import InstanceBelief
 from mooncake_jax.conductor.work_costs import StepCosts
 
@@ -38,6 +39,7 @@ class DecodeLoads:
     rows_I, context_tokens_I: of all requests placed there.
     left_tokens_I: the sum of what each may still emit at most.
     active_rows_I, active_tokens_I: the same of those that decode already.
+    horizon: when each instance's requests decode.
     reserved_tokens_I: at most `capacity_tokens_I`.
     slopes_I3: a step's seconds: base, a row, a token of context.
   """
@@ -52,6 +54,7 @@ class DecodeLoads:
     self.row: dict[str, int] = {}
     self.step: list[StepCosts] = []
     self._held: dict[str, _Held] = {}
+    self.horizon: list[DecodeHorizon] = []
     self._waiting: list[dict[str, int]] = []
     self.accepts_I = np.zeros(0, bool)
     self.slopes_I3 = np.zeros((0, 3))
@@ -76,6 +79,7 @@ class DecodeLoads:
       self.row[name] = len(self.names)
       self.names.append(name)
       self.step.append(step)
+      self.horizon.append(DecodeHorizon())
       self._waiting.append({})
       self.accepts_I = np.append(self.accepts_I, True)
       self.slopes_I3 = np.vstack([self.slopes_I3, slopes])
@@ -104,11 +108,14 @@ class DecodeLoads:
     request_id: str,
     prompt_tokens: int,
     max_output_tokens: int,
+    first_s: float,
   ) -> None:
+    """Counts a request whose first token is expected at `first_s`."""
     need = self.need_tokens(prompt_tokens, max_output_tokens)
     i = self.row[name]
     held = _Held(i, need, prompt_tokens, max_output_tokens)
     self._held[request_id] = held
+    self.horizon[i].expect(request_id, first_s)
     self.rows_I[i] += 1
     self.context_tokens_I[i] += prompt_tokens
     self.left_tokens_I[i] += max_output_tokens
@@ -133,12 +140,19 @@ class DecodeLoads:
     held.left_tokens -= emitted
     self.left_tokens_I[i] -= emitted
 
+  def begins(self, request_id: str, first_s: float) -> None:
+    """Its first token came then. Ignores one that is not there."""
+    held = self._held.get(request_id)
+    if held is not None:
+      self.horizon[held.i].expect(request_id, first_s)
+
   def remove(self, request_id: str) -> None:
     """Ignores one that is not there."""
     held = self._held.pop(request_id, None)
     if held is None:
       return
     i = held.i
+    self.horizon[i].remove(request_id)
     self.rows_I[i] -= 1
     self.context_tokens_I[i] -= held.context_tokens
     self.left_tokens_I[i] -= held.left_tokens

@@ -22,7 +22,6 @@ from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
 from mooncake_jax.events import TokensEmitted
-from mooncake_jax.metrics.latency import tail_s
 
 
 def observe(view: View, event: Event) -> None:
@@ -50,11 +49,12 @@ def _observe_request(view: View, placed: Placed, event: RequestEvent) -> None:
       _prefilled(view, placed, event.time_s)
     case TokensEmitted():
       _prefilled(view, placed, event.segment.first_s)
-      placed.segments.append(event.segment)
+      _learn_step(view, placed, event)
       view.decode.grow(event.request_id, event.segment.count)
     case Finished() | Failed() | Cancelled() | RejectedLate():
       if isinstance(event, Finished):
-        _learn_decode(view, placed, event)
+        view.lengths.add(max(event.num_output_tokens, 1))
+        _learn_duration(view, placed, event.time_s)
       view.release(placed, event.time_s)
 
 
@@ -66,44 +66,45 @@ def _prefilled(view: View, placed: Placed, time_s: float) -> None:
   name, at = placed.request.request_id, placed.placement
   view.prefill.done(at.prefill, name, time_s)
   view.horizon.expect(name, time_s)
+  view.decode.begins(name, time_s)
 
 
 def _fetched(view: View, placed: Placed, event: PrefixFetched) -> None:
   at = placed.placement
-  if at.fetch_s > 0:
-    view.transfer_error.observe(
-      view.prefill.row[at.prefill],
-      at.fetch_s,
-      placed.transfer_factor,
-      event.time_s - event.started_s,
-    )
+  taken_s = event.time_s - event.started_s
+  view.transfer_error.observe(
+    view.prefill.row[at.prefill], view.fetch_alone_s(at), taken_s
+  )
 
 
 def _learn_prefill(view: View, placed: Placed, event: PrefillDone) -> None:
-  """Learns from it what was computed as planned; less or more tells nothing."""
+  """Compute as planned tells of the instance's speed; any, of its queue's."""
   at, request = placed.placement, placed.request
+  i, taken_s = view.prefill.row[at.prefill], event.time_s - event.started_s
+  view.queue_error.observe(at.prefill_s, taken_s)
   planned = request.num_prompt_tokens - (
     at.reused_blocks * view.layout.block_size_tokens
   )
   if event.computed_tokens == planned:
-    view.prefill_error.observe(
-      view.prefill.row[at.prefill],
-      at.prefill_s,
-      placed.prefill_factor,
-      event.time_s - event.started_s,
-    )
+    model_s = at.prefill_s / placed.prefill_factor
+    view.prefill_error.observe(i, model_s, taken_s)
 
 
-def _learn_decode(view: View, placed: Placed, event: Finished) -> None:
-  view.lengths.add(event.num_output_tokens)
-  if placed.segments:
-    first_s = placed.segments[0].first_s
-    view.durations.add(max(event.time_s - first_s, 1e-6))
-  observed_s = tail_s(placed.segments)
-  if observed_s is not None:
-    view.tbt_error.observe(
-      view.decode.row[placed.placement.decode],
-      placed.placement.tbt_s,
-      placed.tbt_factor,
-      observed_s,
-    )
+def _learn_step(view: View, placed: Placed, event: TokensEmitted) -> None:
+  """Tokens one after another, against a step of what decodes there now."""
+  segment, before_s = event.segment, placed.last_token_s
+  if placed.first_token_s is None:
+    placed.first_token_s = segment.first_s
+  placed.last_token_s = segment.last_s
+  observed_s = segment.interval_s
+  if segment.count == 1 and before_s is not None:
+    observed_s = segment.first_s - before_s
+  loads, i = view.decode, view.decode.row[placed.placement.decode]
+  rows, tokens = int(loads.active_rows_I[i]), int(loads.active_tokens_I[i])
+  if observed_s > 0 and 0 < rows <= loads.max_batch_I[i]:
+    view.step_error.observe(i, loads.step[i].exact(rows, tokens), observed_s)
+
+
+def _learn_duration(view: View, placed: Placed, time_s: float) -> None:
+  if placed.first_token_s is not None and time_s > placed.first_token_s:
+    view.durations.add(time_s - placed.first_token_s)

@@ -85,4 +85,4 @@ def _mean_step_then_s(view: View, rules: ConductorSpec, then_s: float) -> float:
   rows_I = np.minimum(rows * share_I, loads.max_batch_I)
   base_s_I, row_s_I, token_s_I = loads.slopes_I3.T
   step_s_I = base_s_I + row_s_I * rows_I + token_s_I * tokens * share_I
-  return float((view.tbt_error.factor_I * step_s_I) @ share_I)
+  return float((view.step_error.factor_I * step_s_I) @ share_I)

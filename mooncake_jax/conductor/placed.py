@@ -2,12 +2,10 @@
 """A placed request as the Conductor remembers it, until it ends or expires."""
 
 from dataclasses import dataclass
-from dataclasses import field
 import heapq
 
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
-from mooncake_jax.request import TokenSegment
 
 
 @dataclass(eq=False)
@@ -16,20 +14,19 @@ class Placed:
 
   Attributes:
     placed_s: when.
-    prefill_factor, transfer_factor, tbt_factor: corrections that the
-      predictions of the placement were made with.
+    prefill_factor: correction that its prefill was predicted with.
     prefilled: its prefill is known to have ended.
-    segments: its tokens so far.
+    last_token_s: when its last token came; None before the first.
+    first_token_s: when its first token came.
   """
 
   request: Request
   placement: Placement
   placed_s: float
   prefill_factor: float
-  transfer_factor: float
-  tbt_factor: float
   prefilled: bool = False
-  segments: list[TokenSegment] = field(default_factory=list)
+  first_token_s: float | None = None
+  last_token_s: float | None = None
 
 
 class Reservations:

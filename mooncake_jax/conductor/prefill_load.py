@@ -127,9 +127,9 @@ class PrefillLoads:
     elif gone is not None:
       self._waiting_s_I[i] = max(self._waiting_s_I[i] - gone.seconds, 0.0)
 
-  def occupy(self, name: str, link: Link, seconds: float, now_s: float) -> None:
-    """Plans `seconds` of transfer on an instance's link."""
-    free_s_I, i = self.link_free_s_I[link], self.row[name]
+  def occupy(self, i: int, link: Link, seconds: float, now_s: float) -> None:
+    """Plans `seconds` of transfer on the link of row i."""
+    free_s_I = self.link_free_s_I[link]
     free_s_I[i] = max(free_s_I[i], now_s) + seconds
 
   def queue_s_I(self, now_s: float) -> np.ndarray:

@@ -4,7 +4,9 @@
 from dataclasses import dataclass
 
 from mooncake_jax.conductor.admission import ADMISSIONS
+from mooncake_jax.conductor.heat import Replication
 from mooncake_jax.conductor.policies import POLICIES
+from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.conductor.telemetry import Telemetry
 
 
@@ -26,6 +28,8 @@ class ConductorSpec:
     priority_headroom: see `admission.Outlook`.
     correct: whether predictions are corrected by what is observed.
     max_attempts: tries of one request, where an instance fails it.
+    replication: copies of hot prefixes made ahead; None: none.
+    roles: changes of instances' roles; None: none.
     telemetry: what lies between events and beliefs.
     seed: of the draws among equals.
   """
@@ -40,6 +44,8 @@ class ConductorSpec:
   priority_headroom: float = 0.5
   correct: bool = True
   max_attempts: int = 3
+  replication: Replication | None = None
+  roles: RoleRules | None = None
   telemetry: Telemetry = Telemetry()
   seed: int = 0
 

@@ -7,12 +7,14 @@ cluster fails every request at its deadline, so past that nothing is held even
 if nobody said so.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 import numpy as np
 
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.corrections import Correction
+from mooncake_jax.conductor.corrections import WorkCorrection
 from mooncake_jax.conductor.decode_horizon import DecodeHorizon
 from mooncake_jax.conductor.decode_load import DecodeLoads
 from mooncake_jax.conductor.fleet import Fleet
@@ -42,7 +44,7 @@ class View:
     placed: requests under way.
     horizon: when each of them decodes.
     lengths, durations: tokens of an output, seconds that it decodes.
-    prefill_error, transfer_error, tbt_error: online corrections.
+    prefill_error, transfer_error, step_error, queue_error: online corrections.
   """
 
   def __init__(
@@ -64,9 +66,10 @@ class View:
     self.index = PrefixIndex(cluster.prefill_names)
     self.prefill = PrefillLoads()
     self.decode = DecodeLoads(cluster.page_tokens)
-    self.prefill_error = Correction(spec.correct)
-    self.transfer_error = Correction(spec.correct)
-    self.tbt_error = Correction(spec.correct)
+    self.prefill_error = Correction(spec.correct, up=0.1, down=0.1)
+    self.transfer_error = Correction(spec.correct, up=0.02, down=0.1)
+    self.step_error = Correction(spec.correct, up=0.02, down=0.02)
+    self.queue_error = WorkCorrection(spec.correct)
     self.placed = Reservations()
     self.horizon = DecodeHorizon()
     self.lengths = RunningMean(spec.prior_output_tokens)
@@ -93,7 +96,7 @@ class View:
       self.fleet = Fleet(self.prefill.names, self.prefill.work)
     elif role == 'decode':
       self.decode.join(name, belief, work.step)
-      self.tbt_error.join(self.decode.row[name])
+      self.step_error.join(self.decode.row[name])
     else:
       raise ValueError(f"{role=} must be 'prefill' or 'decode'")
 
@@ -121,40 +124,48 @@ class View:
       at.reused_blocks * self.layout.block_size_tokens,
       at.prefill_s,
     )
-    self._occupy_links(i, at, now_s)
+    for link, owner, seconds in self._ways(i, at):
+      self.prefill.occupy(owner, link, seconds, now_s)
     placed = Placed(
       request,
       placement,
       now_s,
       float(self.prefill_error.factor_I[i]),
-      float(self.transfer_error.factor_I[i]),
-      float(self.tbt_error.factor_I[self.decode.row[at.decode]]),
     )
     expires_s = request.arrival_s + self._timeout_s
     self.placed.add(placed, max(expires_s, now_s))
     self.prefill.add(at.prefill, name, busy_s, now_s, now_s + at.fetch_s)
     self.decode.add(
-      at.decode, name, request.num_prompt_tokens, request.max_output_tokens
+      at.decode,
+      name,
+      request.num_prompt_tokens,
+      request.max_output_tokens,
+      now_s + at.ttft_s,
     )
     self.horizon.expect(name, now_s + at.ttft_s)
     if self.reuse:
       self.index.expect(at.prefill, request.block_keys)
 
-  def _occupy_links(self, i: int, at: Placement, now_s: float) -> None:
-    """Plans the prefix's way on the links that it will cross."""
-    fleet, factor = self.fleet, float(self.transfer_error.factor_I[i])
+  def fetch_alone_s(self, at: Placement) -> float:
+    """What the cost model says of a prefix's way on links that are idle."""
+    i = self.prefill.row[at.prefill]
+    factor = float(self.transfer_error.factor_I[i])
+    return max((s for _, _, s in self._ways(i, at)), default=0.0) / factor
 
-    def plan(link: Link, owner: int, num_blocks: int) -> None:
+  def _ways(self, i: int, at: Placement) -> Iterator[tuple[Link, int, float]]:
+    """Links that a prefix crosses to row i, whose they are, for how long."""
+    factor = float(self.transfer_error.factor_I[i])
+    source = i if at.fetch_from is None else self.prefill.row[at.fetch_from]
+    ways: tuple[tuple[Link, int, int], ...] = (
+      ('onload', i, at.local_blocks),
+      ('copy', source, at.fetch_blocks),
+      ('remote_read', i, at.store_blocks),
+    )
+    for link, owner, num_blocks in ways:
       if num_blocks:
-        seconds = fleet.latency_s_I[link][owner]
-        seconds += fleet.block_s_I[link][owner] * num_blocks
-        name = self.prefill.names[owner]
-        self.prefill.occupy(name, link, factor * seconds, now_s)
-
-    plan('onload', i, at.local_blocks)
-    plan('remote_read', i, at.store_blocks)
-    if at.fetch_from is not None:
-      plan('copy', self.prefill.row[at.fetch_from], at.fetch_blocks)
+        line = self.fleet.work_I[owner].links[link]
+        seconds = line.latency_s + line.block_s * num_blocks
+        yield link, owner, factor * seconds
 
   def release(self, placed: Placed, now_s: float) -> None:
     """Gives back whatever a request still holds."""

@@ -87,9 +87,12 @@ class Flow:
       [Cancelled(self._backend.now_s(), *run.key, run.placement.prefill)]
     )
 
-  def fail(self, run: Run, time_s: float, reason: str) -> None:
-    """Ends a run that can't go on."""
-    self.apply([Failed(time_s, *run.key, run.placement.prefill, reason)])
+  def fail(
+    self, run: Run, time_s: float, reason: str, blame: str | None = None
+  ) -> None:
+    """Ends a run that can't go on, for an instance's fault or its own."""
+    name = blame or run.placement.prefill
+    self.apply([Failed(time_s, *run.key, name, reason, blame is not None)])
 
   def apply(self, effects: Effects) -> None:
     """Carries out what instances and store caused, in order."""
@@ -166,7 +169,9 @@ class Flow:
     if run.ended:
       return
     if why := failed(completion):
-      self.fail(run, completion.time_s, f'prefill: {why}')
+      self.fail(
+        run, completion.time_s, f'prefill: {why}', run.placement.prefill
+      )
     elif chunk.sampling is not None:
       self._prefill_done(run, completion)
 
@@ -213,7 +218,7 @@ class Flow:
     if run.ended:
       return
     if why := failed(completion):
-      self.fail(run, completion.time_s, f'handoff: {why}')
+      self.fail(run, completion.time_s, f'handoff: {why}', run.placement.decode)
     else:
       self._try_join(run, completion.time_s)
 
@@ -231,7 +236,9 @@ class Flow:
     if why := failed(completion):
       for run in runs:
         if not run.ended:
-          self.fail(run, completion.time_s, f'decode: {why}')
+          self.fail(
+            run, completion.time_s, f'decode: {why}', run.placement.decode
+          )
     for run in runs:
       self._release(run)
     self.apply(decode.advance())

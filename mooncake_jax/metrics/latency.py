@@ -39,12 +39,7 @@ def tbt_tail_s(record: RequestRecord) -> float | None:
   Of n intervals the longest ceil(n / 10), at least one. None with fewer than
   two tokens.
   """
-  return tail_s(record.segments)
-
-
-def tail_s(segments: Sequence[TokenSegment]) -> float | None:
-  """`tbt_tail_s` of a request whose tokens came so."""
-  found = sorted(intervals(segments), reverse=True)
+  found = sorted(intervals(record.segments), reverse=True)
   total = sum(count for _, count in found)
   if not total:
     return None

@@ -15,6 +15,7 @@ from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
+from mooncake_jax.request import TokenSegment
 
 
 class RecordBook:
@@ -22,6 +23,8 @@ class RecordBook:
 
   def __init__(self):
     self._records: dict[str, RequestRecord] = {}
+    # Tokens that a new try emits once more, which its client has already.
+    self._repeated: dict[str, int] = {}
 
   @property
   def records(self) -> list[RequestRecord]:
@@ -41,17 +44,24 @@ class RecordBook:
   def decided(
     self, request: Request, decision: Placement | Rejection, now_s: float
   ) -> None:
-    """The Conductor placed or rejected it."""
-    record = self._open(request)
+    """The Conductor placed or rejected it, for the first time or again."""
+    record = self._records.get(request.request_id)
+    if record is None or record.outcome != 'running':
+      record = self._open(request)
     record.predicted_ttft_s = decision.ttft_s
     record.predicted_tbt_s = decision.tbt_s
     if isinstance(decision, Rejection):
       record.outcome, record.reason = 'rejected', decision.reason
       record.finished_s = now_s
-    else:
-      record.attempt = decision.attempt
-      record.prefill, record.decode = decision.prefill, decision.decode
-      record.placed_s = now_s
+      return
+    record.attempt = decision.attempt
+    record.prefill, record.decode = decision.prefill, decision.decode
+    record.predicted_queue_s = decision.queue_s
+    record.predicted_transfer_s = decision.transfer_s
+    record.predicted_prefill_s = decision.prefill_s
+    record.placed_s = now_s
+    if decision.attempt:
+      self._repeated[request.request_id] = record.num_output_tokens
 
   def observe(self, event: Event) -> RequestRecord | None:
     """Writes an event down; returns the record if that was its last."""
@@ -81,13 +91,29 @@ class RecordBook:
       case KVArrived():
         record.kv_arrived_s = event.time_s
       case TokensEmitted():
-        if record.first_token_s is None:
-          record.first_token_s = event.segment.first_s
-        record.segments.append(event.segment)
-        record.output_tokens += event.tokens
+        self._emitted(record, event)
       case _:
         return self._close(record, event)
     return None
+
+  def _emitted(self, record: RequestRecord, event: TokensEmitted) -> None:
+    """Writes tokens down, less those that an earlier try had emitted."""
+    segment, tokens = event.segment, event.tokens
+    skip = min(self._repeated.get(record.request_id, 0), segment.count)
+    if skip:
+      self._repeated[record.request_id] -= skip
+      tokens = tokens[skip:]
+      segment = TokenSegment(
+        segment.first_s + skip * segment.interval_s,
+        segment.interval_s,
+        segment.count - skip,
+      )
+    if not segment.count:
+      return
+    if record.first_token_s is None:
+      record.first_token_s = segment.first_s
+    record.segments.append(segment)
+    record.output_tokens += tokens
 
   def _open(self, request: Request) -> RequestRecord:
     name = request.request_id

@@ -18,6 +18,7 @@ import numpy as np
 
 from mooncake_jax.metrics.latency import tbt_tail_s
 from mooncake_jax.metrics.latency import tpot_s
+from mooncake_jax.metrics.predictions import prediction_errors
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.slo import SLO
 
@@ -49,6 +50,9 @@ class Summary:
     tbt_tail_s: mean of a request's longest 10 % of token intervals, of
       completed requests with at least two tokens.
     tpot_s: the mean of their intervals.
+    prediction_errors: of the Conductor's predictions, by term (queue,
+      transfer, prefill, ttft from placement on, tbt): `bias_s` is the mean of
+      predicted less observed, `p50_s` and `p99_s` are of its size.
     rejection_reasons: how many were rejected, early or late, by reason.
     output_tokens: of completed requests.
     output_tokens_per_s: these over duration_s.
@@ -73,6 +77,7 @@ class Summary:
   ttft_s: Statistics
   tbt_tail_s: Statistics
   tpot_s: Statistics
+  prediction_errors: dict[str, dict[str, float]]
   rejection_reasons: dict[str, int]
   output_tokens: int
   output_tokens_per_s: float
@@ -130,6 +135,7 @@ def summarize(
     ttft_s=statistics([r.ttft_s for r in completed]),
     tbt_tail_s=statistics([tbt_tail_s(r) for r in completed]),
     tpot_s=statistics([tpot_s(r) for r in completed]),
+    prediction_errors=prediction_errors(records),
     rejection_reasons=_rejection_reasons(records),
     output_tokens=output_tokens,
     output_tokens_per_s=_ratio(output_tokens, duration_s),

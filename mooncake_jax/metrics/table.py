@@ -6,6 +6,8 @@ from typing import Any
 
 from mooncake_jax.metrics.summary import Summary
 
+Line = tuple[str, str]
+
 
 def table(summary: Summary) -> str:
   """One figure a line; latencies have a column for each statistic."""
@@ -29,7 +31,7 @@ def comparison(summaries: Mapping[str, Summary]) -> str:
   return '\n'.join(line.rstrip() for line in lines)
 
 
-def _lines(summary: Summary) -> list[tuple[str, str]]:
+def _lines(summary: Summary) -> list[Line]:
   figures = flat(summary.to_dict())
   return [(name, number(value)) for name, value in figures.items()]
 
