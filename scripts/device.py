@@ -123,7 +123,13 @@ def _instance(
     max_tokens=spec.max_request_tokens(config),
     num_devices=spec.tensor_parallel,
     stage_layers=spec.layers_of_stages(config) if prefills else (),
-    chunk_buckets=(max(spec.chunk_tokens // 4, 1), spec.chunk_tokens),
+    executor=spec.executor,
+    layers_per_group=(
+      spec.layers_per_transfer
+      if prefills and spec.streaming == 'layers'
+      else None
+    ),
+    chunk_buckets=spec.chunk_buckets,
     max_batch=spec.max_batch,
     batch_buckets=batch_buckets(spec.max_batch),
     host_bytes=spec.host_bytes if prefills else 0,

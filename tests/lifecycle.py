@@ -12,6 +12,7 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.spec import ConductorSpec
+from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.engine.warmup import warmup
@@ -98,7 +99,7 @@ def make_device(spec=SPEC, stores=()) -> Cluster:
     tiny_params(),
     stores=stores,
   )
-  cluster = Cluster(spec, MODEL, backend)
+  cluster = Cluster(spec, MODEL, backend, costs=COSTS)
   warmup(backend)
   return cluster
 
@@ -109,7 +110,10 @@ def close(cluster: Cluster) -> None:
   cluster.backend.close()
 
 
-def make_virtual(spec=SPEC, **kwargs) -> Cluster:
+def make_virtual(
+  spec=SPEC, costs: CostModel | None = COSTS, **kwargs
+) -> Cluster:
+  """A simulated cluster that takes, and thinks to take, `costs`."""
   spec = replace(spec, **kwargs)
-  backend = VirtualBackend(COSTS, spec.layers_of_stages(MODEL))
-  return Cluster(spec, MODEL, backend)
+  backend = VirtualBackend(costs or COSTS, spec.layers_of_stages(MODEL))
+  return Cluster(spec, MODEL, backend, costs=costs)
