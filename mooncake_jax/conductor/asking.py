@@ -20,7 +20,7 @@ def question(
 ) -> Question:
   """What is believed about `request` at `now_s`; changes nothing."""
   num_instances = len(view.fleet.names)
-  prefix_4I = np.zeros((4, num_instances), np.int64)
+  prefix_4I = np.zeros((4, num_instances + 1), np.int64)
   remote_blocks = 0
   if view.reuse:
     reusable = view.layout.reusable_blocks(request.num_prompt_tokens)
@@ -29,7 +29,7 @@ def question(
     if REMOTE in view.index.positions:
       position = view.index.positions[REMOTE]
       remote_blocks = matches.at(position).stored
-  usable_I, slow_I, fast_I, stored_I = prefix_4I
+  usable_I, slow_I, fast_I, stored_I = prefix_4I[:, :num_instances]
   return Question(
     request.num_prompt_tokens,
     view.layout.block_size_tokens,
@@ -67,7 +67,10 @@ def pick(score_I: np.ndarray, able_I: np.ndarray, number: int) -> int:
 
 
 def _fill(prefix_4I: np.ndarray, matches: Matches, row_of: np.ndarray) -> None:
-  """Writes usable, slow, fast and stored blocks of all that match."""
+  """Writes usable, slow, fast and stored blocks of all that match.
+
+  Row -1, of who does not prefill, is the last column, which nobody reads.
+  """
   usable_I, slow_I, fast_I, stored_I = prefix_4I
   for usable, slow, fast, mask in matches.groups():
     rows = _rows(mask, row_of)
@@ -80,7 +83,8 @@ def _fill(prefix_4I: np.ndarray, matches: Matches, row_of: np.ndarray) -> None:
     stored_I[_rows(mask, row_of)] = blocks
 
 
-def _rows(mask: int, row_of: np.ndarray) -> np.ndarray:
-  """Rows of the prefill instances of a mask of index positions."""
-  rows = row_of[position_array(mask)]
-  return rows[rows >= 0]
+def _rows(mask: int, row_of: np.ndarray) -> np.ndarray | int:
+  """Prefill rows of a mask of index positions; a number where it is one."""
+  if mask & (mask - 1):
+    return row_of[position_array(mask)]
+  return row_of[mask.bit_length() - 1]

@@ -147,10 +147,11 @@ class Question:
   def local_s_I(self) -> np.ndarray:
     """Until each one's own prefix is on its device, links shared."""
     host_I = self.local_blocks_I - self.ssd_blocks_I - self.device_blocks_I
-    return np.maximum(
-      self.move_s('onload', host_I, wait=True),
-      self.move_s('ssd_read', self.ssd_blocks_I, wait=True),
-    )
+    local_s_I = self.move_s('onload', host_I, wait=True)
+    if self.ssd_blocks_I.any():
+      ssd_s_I = self.move_s('ssd_read', self.ssd_blocks_I, wait=True)
+      local_s_I = np.maximum(local_s_I, ssd_s_I)
+    return local_s_I
 
   def forecast(
     self, fetch_blocks_XI: np.ndarray, source_X: np.ndarray

@@ -56,14 +56,13 @@ def _sources(ask: Question) -> tuple[np.ndarray, np.ndarray]:
   longest, least_wait_s = int(stored_I.max(initial=0)), np.inf
   least = int(ask.local_blocks_I.min(initial=0))
   while longest > least and len(sources) <= MAX_SOURCES:
-    holders = np.flatnonzero(stored_I == longest)
+    holders = (stored_I == longest).nonzero()[0]
     source = int(holders[wait_s_I[holders].argmin()])
     if wait_s_I[source] < least_wait_s:
       sources.append(source)
       blocks.append(longest)
       least_wait_s = wait_s_I[source]
-    shorter_I = stored_I[stored_I < longest]
-    longest = int(shorter_I.max(initial=0))
+    longest = int((stored_I * (stored_I < longest)).max())
   return np.array(sources), np.array(blocks)
 
 
