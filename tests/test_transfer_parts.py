@@ -147,7 +147,7 @@ def entered(work: TransferWork, ops: list[TransferOp]) -> TransferWork:
 
 def test_no_op_ends_twice_however_its_ends_race():
   ended, started = [], []
-  book = TransferBook(lambda: 0.0, started.append, ended.append)
+  book = TransferBook(lambda: 0.0, started.extend, ended.append)
   work = TransferWork(0, 0, 1.0)
   op = TransferOp(DevicePages('a', (1,)), Replica('a', 1), 0, 3, 1)
   book.add(entered(work, [op]))
@@ -202,7 +202,7 @@ def writes_what_it_needs(earlier: TransferOp, op: TransferOp) -> bool:
 def test_ops_start_after_the_writers_before_them_and_end_once(works, data):
   started: list[OpRun] = []
   ended: list[TransferWork] = []
-  book = TransferBook(lambda: 0.0, started.append, ended.append)
+  book = TransferBook(lambda: 0.0, started.extend, ended.append)
   all_works = [
     entered(TransferWork(i, 0, 1.0), ops) for i, ops in enumerate(works)
   ]

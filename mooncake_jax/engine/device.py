@@ -131,9 +131,10 @@ class DeviceBackend:
       self.instances, self.tiers, self.copy_sizes, layout.token_layer_bytes
     )
     self.transfers = TransferEngine(
-      self.now_s, self._start_op, partial(counts, self.instances, self.tiers)
+      self.now_s, self._start_ops, partial(counts, self.instances, self.tiers)
     )
-    self._routes.book = self._book = self.transfers.book
+    self._book = self.transfers.book
+    self._routes.use(self._book)
     for region in regions(self.instances, self._stores):
       self.transfers.register(region)
 
@@ -294,7 +295,14 @@ class DeviceBackend:
       return not self._inbox.has_open
     return self.now_s() >= until_s
 
-  def _start_op(self, run: OpRun) -> None:
+  def _start_ops(self, runs: Sequence[OpRun]) -> None:
+    """Sends ops on their way; those that follow works, as these get on."""
+    self._routes.start([run for run in runs if not run.work.after])
+    for run in runs:
+      if run.work.after:
+        self._start_behind(run)
+
+  def _start_behind(self, run: OpRun) -> None:
     """Sends an op on its way once what it waits for is done with its layers."""
     op, after = run.op, run.work.after
     pool = op.src.instance if isinstance(op.src, DevicePages) else None
@@ -305,7 +313,7 @@ class DeviceBackend:
     if error:
       self._book.end(run, 'failed', error)
     else:
-      self._routes.start(run)
+      self._routes.start([run])
 
   def _limit(self, batch: BatchId, left_s: float, error: str) -> None:
     """What a transfer waits for has ended: from now on its time runs."""

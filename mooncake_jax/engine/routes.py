@@ -14,6 +14,7 @@ Whoever holds a piece asks the book before it writes anything.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 import itertools
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.engine import far_routes
+from mooncake_jax.engine.cpu_moves import CpuMoves
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.progress import Layers
@@ -64,7 +66,7 @@ class Routes:
     copy_sizes: tuple[int, ...],
     token_layer_bytes: int,
   ):
-    """Makes routes; give them the book before the first `start`.
+    """Makes routes; they need `use` before the first `start`.
 
     Args:
       tiers: far segments, by name.
@@ -72,13 +74,23 @@ class Routes:
       token_layer_bytes: KVCache of one token in one layer.
     """
     self.book: TransferBook
+    self._cpu_moves: CpuMoves
     self._instances = instances
     self._tiers = tiers
     self._copy_sizes = copy_sizes
     self._token_layer_bytes = token_layer_bytes
 
-  def start(self, run: OpRun) -> None:
-    """Sends an op on its way; one that can't go ends as 'failed'."""
+  def use(self, book: TransferBook) -> None:
+    """Tells what becomes of ops to this book."""
+    self.book = book
+    self._cpu_moves = CpuMoves(book, self._instances, self._token_layer_bytes)
+
+  def start(self, runs: Sequence[OpRun]) -> None:
+    """Sends ops on their way; those that can't go end as 'failed'."""
+    for run in self._cpu_moves.start(runs):
+      self._start(run)
+
+  def _start(self, run: OpRun) -> None:
     try:
       if isinstance(run.op.src, Replica):
         self._start_from_replica(run, run.op.src)

@@ -10,6 +10,7 @@ T chunk token, P page of a page table, n pages.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -138,17 +139,16 @@ class StagePool:
   def copy_in_now(
     self,
     pages: tuple[int, ...],
-    start_layer: int,
-    blocks: Mapping[Any, np.ndarray],
+    blocks: Sequence[tuple[int, Mapping[Any, np.ndarray]]],
   ) -> bool:
-    """Writes a block, given by device, at once; False where that can't be.
+    """Writes blocks at once, each from a layer on and given by device.
 
-    Nobody reads the pages.
+    Nobody reads the pages. False, and nothing done, where that can't be.
     """
     if not self._is_at_rest:
       return False
-    first = start_layer - self.layers[0]
-    cpu_copies.copy_in(self.kv, self._pages(pages), first, blocks)
+    own = [(first - self.layers[0], block) for first, block in blocks]
+    cpu_copies.copy_in(self.kv, self._pages(pages), own)
     return True
 
   @property

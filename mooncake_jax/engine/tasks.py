@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dataclasses import field
 import threading
 from typing import Any
+from typing import Protocol
 
 import jax
 from jax.profiler import TraceAnnotation
@@ -61,6 +62,8 @@ class GatherTask:
     begin: called right before the copy; False drops it too.
     gathered: called on the reader's thread, or the owner's, with the block's
       slices, whose staging bytes it gives back.
+    parts: the same by layer ranges that there are programs for, where the
+      whole is only copied at once.
   """
 
   pages: tuple[int, ...]
@@ -73,6 +76,7 @@ class GatherTask:
   gathered: Callable[[HeadSlices], None]
   failed: Callable[[Exception], None]
   is_released: bool = False
+  parts: tuple['GatherTask', ...] = ()
 
   def run(self, desk: Desk) -> None:
     """Dispatches the copy; its staging bytes are taken already."""
@@ -83,14 +87,18 @@ class GatherTask:
     try:
       with TraceAnnotation('mooncake.copy_out'):
         slices = desk.pool.copy_out_now(*what)
-        block = desk.pool.copy_out(*what) if slices is None else None
+        block = None
+        if slices is None and not self.parts:
+          block = desk.pool.copy_out(*what)
       if slices is not None:
         self.gathered(slices)
         return
-      assert block is not None
     except Exception:
       desk.staging.give(self.num_bytes)
       raise
+    if block is None:
+      self._run_parts(desk)
+      return
     desk.reader.expect(
       block,
       lambda started_s, ended_s: self.gathered(split_heads(block)),
@@ -100,6 +108,13 @@ class GatherTask:
   def fail(self, error: Exception) -> None:
     """Reports the error."""
     self.failed(error)
+
+  def _run_parts(self, desk: Desk) -> None:
+    for part in self.parts:
+      try:
+        part.run(desk)
+      except Exception as error:
+        part.fail(error)
 
   def _failed(self, desk: Desk, error: Exception) -> None:
     desk.staging.give(self.num_bytes)
@@ -135,7 +150,7 @@ class ScatterTask:
       return
     where = (self.pages, self.start_layer)
     if self.local is not None and desk.reader.is_idle:
-      if desk.pool.copy_in_now(*where, self.local):
+      if desk.pool.copy_in_now(self.pages, [(self.start_layer, self.local)]):
         self.left()
         self.done()
         return
@@ -152,4 +167,9 @@ class ScatterTask:
     self.done()
 
 
-Task = GatherTask | ScatterTask
+class Task(Protocol):
+  """A copy out of the pool or into it."""
+
+  def run(self, desk: Desk) -> None: ...
+
+  def fail(self, error: Exception) -> None: ...

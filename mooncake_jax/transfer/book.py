@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import threading
 
 from mooncake_jax.backend import DevicePages
@@ -20,6 +21,7 @@ from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.transfer.op_run import OpRun
 from mooncake_jax.transfer.op_run import TransferWork
+from mooncake_jax.transfer.worker import LinkCount
 
 
 class TransferBook:
@@ -28,14 +30,14 @@ class TransferBook:
   def __init__(
     self,
     now_s: Callable[[], float],
-    start: Callable[[OpRun], None],
+    start: Callable[[Sequence[OpRun]], None],
     ended: Callable[[TransferWork], None],
   ):
     """Makes an empty book.
 
     Args:
       now_s: the clock that deadlines are on.
-      start: called once for an op that may start now.
+      start: called with ops that may start now, once for each.
       ended: called once for a work whose ops have all ended.
     """
     self._now_s = now_s
@@ -70,6 +72,23 @@ class TransferBook:
     self._time_out(run)
     return False
 
+  def begin_all(self, runs: Iterable[OpRun]) -> list[OpRun]:
+    """`begin` for each; those for which it is true."""
+    begun, late = [], []
+    with self._lock:
+      now_s = self._now_s()
+      for run in runs:
+        if run.is_live and now_s <= run.work.deadline_s:
+          run.is_moving = True
+          if run.work.started_s is None:
+            run.work.started_s = now_s
+          begun.append(run)
+        else:
+          late.append(run)
+    for run in late:
+      self._time_out(run)
+    return begun
+
   def add_pieces(self, run: OpRun, count: int) -> None:
     """A piece under way goes on as so many more than one."""
     with self._lock:
@@ -103,18 +122,50 @@ class TransferBook:
     self.piece_arrived(run, num_bytes)
     return True
 
+  def commit_all(
+    self,
+    pieces: Iterable[tuple[OpRun, Callable[[], None], int]],
+    arrived: Callable[[LinkCount], None],
+  ) -> None:
+    """`commit` for pieces that came together, counted before anybody hears.
+
+    A `write` that raises fails its op.
+    """
+    ready: list[OpRun] = []
+    ended: list[TransferWork] = []
+    completed: list[OpRun] = []
+    num_bytes = num_arrived = 0
+    with self._lock:
+      now_s = self._now_s()
+      for run, write, size in pieces:
+        if not run.is_live:
+          continue
+        try:
+          write()
+        except Exception as error:
+          self._end(run, 'failed', str(error), ready, ended)
+          continue
+        run.num_pieces -= 1
+        run.moved_bytes += size
+        num_bytes, num_arrived = num_bytes + size, num_arrived + 1
+        if run.num_pieces:
+          continue
+        if now_s <= run.work.deadline_s:
+          self._end(run, 'completed', '', ready, ended)
+          completed.append(run)
+        else:
+          self._end(run, 'timeout', _late(run), ready, ended)
+    arrived(LinkCount(num_bytes, num_arrived))
+    self._tell(completed, ready, ended)
+
   def end(self, run: OpRun, status: Status, error: str = '') -> None:
     """Ends an op and what reads it if it failed; ignored if it has ended."""
     ready: list[OpRun] = []
     ended: list[TransferWork] = []
     with self._lock:
-      completes = run.is_live and status == 'completed'
+      completed = [run] if run.is_live and status == 'completed' else []
       self._end(run, status, error, ready, ended)
-    if completes and run.work.op_completed:
-      run.work.op_completed(run.op)
-    for work in ended:
-      self._ended(work)
-    self._start_ready(ready)
+    self._tell(completed, ready, ended)
 
   def expire(self) -> None:
     """Ends what is past its deadline as 'timeout'."""
@@ -172,11 +223,25 @@ class TransferBook:
       ]
       for run in ready:
         run.is_started = True
-    for run in ready:
-      self._start(run)
+    if ready:
+      self._start(ready)
+
+  def _tell(
+    self,
+    completed: Iterable[OpRun],
+    ready: Iterable[OpRun],
+    ended: Iterable[TransferWork],
+  ) -> None:
+    """Says what came of ends; the lock is not held."""
+    for run in completed:
+      if run.work.op_completed:
+        run.work.op_completed(run.op)
+    for work in ended:
+      self._ended(work)
+    self._start_ready(ready)
 
   def _time_out(self, run: OpRun) -> None:
-    self.end(run, 'timeout', f'deadline_s={run.work.deadline_s:.6f} passed')
+    self.end(run, 'timeout', _late(run))
 
   def _end(
     self,
@@ -212,6 +277,10 @@ def _places(side: DevicePages | Replica) -> Iterator[object]:
     yield side
   else:
     yield from ((side.instance, page) for page in set(side.pages) if page)
+
+
+def _late(run: OpRun) -> str:
+  return f'deadline_s={run.work.deadline_s:.6f} passed'
 
 
 def _same_layers(a: TransferOp, b: TransferOp) -> bool:

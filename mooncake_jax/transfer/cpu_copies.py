@@ -9,6 +9,7 @@ the pages meanwhile. These wait for nothing and return when the copy is done.
 L layer, P page, n pages, C token in a page, K KV head, H head dim.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 import ctypes
 from typing import Any
@@ -40,18 +41,22 @@ def copy_out(
 def copy_in(
   kv_LP2CKH: jax.Array,
   pages: np.ndarray,
-  start_layer: int,
-  blocks: Mapping[Any, np.ndarray],
+  blocks: Iterable[tuple[int, Mapping[Any, np.ndarray]]],
 ) -> None:
-  """Writes each device's part of a block [L, 2, S, K, H] into pages of it."""
-  for shard in kv_LP2CKH.addressable_shards:
-    block = blocks[shard.device]
-    block = block.view(f'u{block.dtype.itemsize}')
-    L, two, _, K, H = block.shape
-    pool = _view(shard.data)[start_layer : start_layer + L]
-    block_L2nCKH = block.reshape(L, two, len(pages), -1, K, H)
-    for i, page in enumerate(pages.tolist()):
-      np.copyto(pool[:, page], block_L2nCKH[:, :, i])
+  """Writes blocks [L, 2, S, K, H] into pages, each from a layer on.
+
+  A block is given by device, each its own heads.
+  """
+  pools = [(s.device, _view(s.data)) for s in kv_LP2CKH.addressable_shards]
+  for start_layer, by_device in blocks:
+    for device, pool_LP2CKH in pools:
+      block = by_device[device]
+      block = block.view(f'u{block.dtype.itemsize}')
+      L, two, _, K, H = block.shape
+      pool = pool_LP2CKH[start_layer : start_layer + L]
+      block_L2nCKH = block.reshape(L, two, len(pages), -1, K, H)
+      for i, page in enumerate(pages.tolist()):
+        np.copyto(pool[:, page], block_L2nCKH[:, :, i])
 
 
 def _gather(

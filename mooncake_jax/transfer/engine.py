@@ -50,14 +50,14 @@ class TransferEngine:
   def __init__(
     self,
     now_s: Callable[[], float],
-    start: Callable[[OpRun], None],
+    start: Callable[[Sequence[OpRun]], None],
     counts: Callable[[], dict[str, LinkCount]] = dict,
   ):
     """Makes an engine with no region.
 
     Args:
       now_s: the clock that deadlines are on.
-      start: carries an op; returns at once and tells `book` the rest.
+      start: carries ops; returns at once and tells `book` the rest.
       counts: what each link has moved so far.
     """
     self.book = TransferBook(now_s, self._start, self._work_ended)
@@ -217,15 +217,18 @@ class TransferEngine:
     """What each link has moved so far, by its name."""
     return self._counts()
 
-  def _start(self, run: OpRun) -> None:
-    """Carries an op if all its memory is registered."""
-    try:
-      self._regions.check(run.op.src)
-      self._regions.check(run.op.dst)
-    except LookupError as error:
-      self.book.end(run, 'failed', str(error))
-      return
-    self._carry(run)
+  def _start(self, runs: Sequence[OpRun]) -> None:
+    """Carries the ops all of whose memory is registered."""
+    good = []
+    for run in runs:
+      try:
+        self._regions.check(run.op.src)
+        self._regions.check(run.op.dst)
+      except LookupError as error:
+        self.book.end(run, 'failed', str(error))
+      else:
+        good.append(run)
+    self._carry(good)
 
   def _work_ended(self, work: TransferWork) -> None:
     with self._changed:

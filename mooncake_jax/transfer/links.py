@@ -94,6 +94,10 @@ class Link:
     else:
       self._worker.submit(move, priority)
 
+  def add_count(self, count: LinkCount) -> None:
+    """Counts what went where the link leads, but needed no link."""
+    self._worker.add_count(count)
+
   def close(self) -> None:
     """Ends the thread after the move under way; drops the others."""
     self._worker.close()

@@ -69,7 +69,7 @@ class Worker(Generic[T]):
 
   def moved(self, num_bytes: int) -> None:
     """Counts what arrived."""
-    self._add(LinkCount(num_bytes, 1))
+    self.add_count(LinkCount(num_bytes, 1))
 
   def serve_now(self, item: T) -> None:
     """Serves an item on the calling thread, past the queue."""
@@ -93,9 +93,10 @@ class Worker(Generic[T]):
   def _timed(self, batch: list[T]) -> None:
     start_s = time.perf_counter()
     self._serve(batch)
-    self._add(LinkCount(busy_s=time.perf_counter() - start_s))
+    self.add_count(LinkCount(busy_s=time.perf_counter() - start_s))
 
-  def _add(self, more: LinkCount) -> None:
+  def add_count(self, more: LinkCount) -> None:
+    """Adds to what was moved."""
     with self._changed:
       c = self._count
       self._count = LinkCount(

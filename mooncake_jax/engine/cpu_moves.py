@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves between a CPU's pool and host memory, in as few steps as there can be.
+
+There both are the same memory, so a block is copied once, by the thread that
+owns the pool, and no link has anything to do. All blocks of a work go to that
+thread in one hand-over; layer ranges of one block go as one, and are kept and
+counted as what they are.
+
+What streams, crosses stages, has a checksum to be made or verified, or comes
+from or goes to other memory takes the ways of `routes.py`.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+import time
+from typing import Any
+
+import numpy as np
+
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import Replica
+from mooncake_jax.engine.inbox import describe
+from mooncake_jax.engine.instance import Instance
+from mooncake_jax.engine.stage import Stage
+from mooncake_jax.engine.tasks import Desk
+from mooncake_jax.engine.tasks import GatherTask
+from mooncake_jax.engine.tasks import ScatterTask
+from mooncake_jax.engine.tasks import Task
+from mooncake_jax.transfer.book import TransferBook
+from mooncake_jax.transfer.heads import HeadSlices
+from mooncake_jax.transfer.op_run import OpRun
+from mooncake_jax.transfer.segment import Part
+from mooncake_jax.transfer.worker import LinkCount
+
+Bundle = list[OpRun]  # of one work, source and destination; layers adjoin
+
+
+class CpuMoves:
+  """Carries what it can. Any thread may call."""
+
+  def __init__(
+    self,
+    book: TransferBook,
+    instances: Mapping[str, Instance],
+    token_layer_bytes: int,
+  ):
+    """Makes it for the instances of a backend, by name."""
+    self._book = book
+    self._instances = instances
+    self._token_layer_bytes = token_layer_bytes
+
+  def start(self, runs: Sequence[OpRun]) -> list[OpRun]:
+    """Sends ops on their way; returns those that it can't carry."""
+    left: list[OpRun] = []
+    tasks: dict[Stage, list[Task]] = {}
+    for bundle in _bundles(runs):
+      made = self._task(bundle)
+      if made is None:
+        left += bundle
+      else:
+        tasks.setdefault(made[0], []).append(made[1])
+    for stage, made in tasks.items():
+      stage.post_all(made)
+    return left
+
+  def _task(self, bundle: Bundle) -> tuple[Stage, Task] | None:
+    src, dst = bundle[0].op.src, bundle[0].op.dst
+    if isinstance(src, DevicePages) and isinstance(dst, Replica):
+      return self._out(bundle, src, dst)
+    if isinstance(src, Replica) and isinstance(dst, DevicePages):
+      return self._in(bundle, src, dst)
+    return None
+
+  def _stage(self, name: str) -> Stage | None:
+    """An instance's only stage, if its pool is a CPU's memory."""
+    instance = self._instances.get(name)
+    if instance is None or len(instance.stages) > 1:
+      return None
+    stage = instance.stages[0]
+    return stage if stage.desk.pool.can_copy_now else None
+
+  # Out of the pool.
+
+  def _out(
+    self, bundle: Bundle, src: DevicePages, dst: Replica
+  ) -> tuple[Stage, Task] | None:
+    stage, to = self._stage(src.instance), self._instances.get(dst.segment)
+    if stage is None or to is None or to.spec.checksums == 'all':
+      return None
+    if self._stage(dst.segment) is None:
+      return None
+    for run in bundle:
+      run.num_pieces = 1
+    parts: tuple[GatherTask, ...] = ()
+    if len(bundle) > 1:
+      parts = tuple(self._gather([run], stage, to, src, dst) for run in bundle)
+    return stage, self._gather(bundle, stage, to, src, dst, parts)
+
+  def _gather(
+    self,
+    bundle: Bundle,
+    stage: Stage,
+    to: Instance,
+    src: DevicePages,
+    dst: Replica,
+    parts: tuple[GatherTask, ...] = (),
+  ) -> GatherTask:
+    num_bytes = sum(self._num_bytes(run, src) for run in bundle)
+    gather = _Gather(self._book, bundle, stage, to, dst, num_bytes)
+    return GatherTask(
+      src.pages,
+      bundle[0].op.start_layer,
+      bundle[-1].op.stop_layer,
+      num_bytes,
+      bundle[0].work.priority,
+      partial(_any_live, bundle),
+      gather.begin,
+      gather.gathered,
+      partial(self._fail, bundle),
+      parts=parts,
+    )
+
+  # Into the pool.
+
+  def _in(
+    self, bundle: Bundle, src: Replica, dst: DevicePages
+  ) -> tuple[Stage, Task] | None:
+    stage, at = self._stage(dst.instance), self._instances.get(src.segment)
+    if stage is None or at is None or self._stage(src.segment) is None:
+      return None
+    to, pieces = self._instances[dst.instance], []
+    for run in bundle:
+      try:
+        made = self._pieces(run, stage, at, to, src, dst)
+      except (LookupError, ValueError) as error:
+        self._fail([run], error)
+        continue
+      if made is None:
+        return None
+      run.num_pieces = len(made)
+      pieces += made
+    return stage, _Scatters(self._book, dst.pages, pieces, to, self._fail)
+
+  def _pieces(
+    self,
+    run: OpRun,
+    stage: Stage,
+    at: Instance,
+    to: Instance,
+    src: Replica,
+    dst: DevicePages,
+  ) -> 'list[_Piece] | None':
+    """What is to be written; None if some of it must be verified first."""
+    op, pieces = run.op, []
+    num_tokens = len(dst.pages) * to.page_tokens
+    for part in at.segment.read(src.replica_id, op.start_layer, op.stop_layer):
+      if part.total is not None:
+        return None
+      arrays = tuple(map(np.asarray, part.slices))
+      if arrays[0].shape[2] != num_tokens:
+        held = arrays[0].shape[2]
+        raise ValueError(f'{held} tokens to {len(dst.pages)} pages')
+      first = max(op.start_layer, part.start_layer)
+      last = min(op.stop_layer, part.stop_layer)
+      layers = (first - part.start_layer, last - part.start_layer)
+      place = stage.device_place
+      moved = [arrays[i] for i, _ in place.targets(len(arrays))]
+      block, local = place.arrived(moved, len(arrays), to.num_kv_heads, layers)
+      assert local is not None
+      num_bytes = num_tokens * (last - first) * self._token_layer_bytes
+      pieces.append(_Piece(run, first, block, local, num_bytes))
+    return pieces
+
+  def _num_bytes(self, run: OpRun, src: DevicePages) -> int:
+    page_tokens = self._instances[src.instance].page_tokens
+    num_layers = run.op.stop_layer - run.op.start_layer
+    return len(src.pages) * page_tokens * num_layers * self._token_layer_bytes
+
+  def _fail(self, bundle: Iterable[OpRun], error: Exception) -> None:
+    for run in bundle:
+      self._book.end(run, 'failed', describe(error))
+
+
+@dataclass(eq=False)
+class _Gather:
+  """One copy out of the pool for the ops of a bundle."""
+
+  book: TransferBook
+  bundle: Bundle
+  stage: Stage
+  to: Instance
+  dst: Replica
+  num_bytes: int
+  begun_s: float = 0.0
+
+  def begin(self) -> bool:
+    self.begun_s = time.perf_counter()
+    return bool(self.book.begin_all(self.bundle))
+
+  def gathered(self, slices: HeadSlices) -> None:
+    """The segment keeps what was copied, op by op."""
+    self.stage.desk.staging.give(self.num_bytes)
+    arrays = tuple(map(np.asarray, slices))
+    first, pieces = self.bundle[0].op.start_layer, []
+    for run in self.bundle:
+      layers = (run.op.start_layer, run.op.stop_layer)
+      own = slice(layers[0] - first, layers[1] - first)
+      part = Part(*layers, tuple(array[own] for array in arrays))
+      write = partial(self.to.segment.put, self.dst.replica_id, part)
+      pieces.append((run, write, part.num_bytes))
+    seconds = time.perf_counter() - self.begun_s
+    self.to.host_link.add_count(LinkCount(busy_s=seconds))
+    self.book.commit_all(pieces, self.to.host_link.add_count)
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+  """One part that is to be written from `first_layer` on."""
+
+  run: OpRun
+  first_layer: int
+  block: Callable[[], Any]
+  local: Mapping[Any, np.ndarray]
+  num_bytes: int
+
+
+@dataclass(eq=False)
+class _Scatters:
+  """Writes parts of one block into pages of the pool; see `ScatterTask`."""
+
+  book: TransferBook
+  pages: tuple[int, ...]
+  pieces: list[_Piece]
+  to: Instance
+  failed: Callable[[Iterable[OpRun], Exception], None]
+
+  def run(self, desk: Desk) -> None:
+    """Copies those whose ops have not ended; else has a program do it."""
+    live = {id(r) for r in self.book.begin_all([p.run for p in self.pieces])}
+    pieces = [piece for piece in self.pieces if id(piece.run) in live]
+    blocks = [(piece.first_layer, piece.local) for piece in pieces]
+    begun_s = time.perf_counter()
+    if desk.reader.is_idle and desk.pool.copy_in_now(self.pages, blocks):
+      self._end(pieces, time.perf_counter() - begun_s)
+      return
+    for piece in pieces:
+      self._dispatch(piece, desk)
+
+  def fail(self, error: Exception) -> None:
+    """Reports the error."""
+    self.failed([piece.run for piece in self.pieces], error)
+
+  def _dispatch(self, piece: _Piece, desk: Desk) -> None:
+    run = piece.run
+    ScatterTask(
+      self.pages,
+      piece.first_layer,
+      piece.block,
+      None,
+      lambda: run.is_live,
+      partial(self._dispatched, piece, time.perf_counter()),
+      lambda error: self.failed([run], error),
+      _nothing,
+    ).run(desk)
+
+  def _dispatched(self, piece: _Piece, begun_s: float) -> None:
+    self._end([piece], time.perf_counter() - begun_s)
+
+  def _end(self, pieces: list[_Piece], seconds: float) -> None:
+    link = self.to.device_link
+    link.add_count(LinkCount(busy_s=seconds))
+    done = [(piece.run, _nothing, piece.num_bytes) for piece in pieces]
+    self.book.commit_all(done, link.add_count)
+
+
+def _bundles(runs: Iterable[OpRun]) -> list[Bundle]:
+  """Ops of the same work and ends whose layers adjoin, together."""
+  found: list[Bundle] = []
+  last: dict[tuple[int, int, int], Bundle] = {}
+  for run in runs:
+    op = run.op
+    ends = (id(run.work), id(op.src), id(op.dst))
+    bundle = last.get(ends)
+    if bundle is None or bundle[-1].op.stop_layer != op.start_layer:
+      bundle = last[ends] = []
+      found.append(bundle)
+    bundle.append(run)
+  return found
+
+
+def _any_live(bundle: Bundle) -> bool:
+  return any(run.status is None for run in bundle)
+
+
+def _nothing() -> None:
+  pass
