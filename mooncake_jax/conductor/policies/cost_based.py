@@ -55,7 +55,7 @@ def _sources(ask: Question) -> tuple[np.ndarray, np.ndarray]:
   sources, blocks = [0], [0]
   longest, least_wait_s = int(stored_I.max(initial=0)), np.inf
   least = int(ask.local_blocks_I.min(initial=0))
-  while longest > least and len(sources) <= MAX_SOURCES:
+  while longest > least and least_wait_s > 0 and len(sources) <= MAX_SOURCES:
     holders = (stored_I == longest).nonzero()[0]
     source = int(holders[wait_s_I[holders].argmin()])
     if wait_s_I[source] < least_wait_s:
