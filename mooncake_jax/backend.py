@@ -21,6 +21,7 @@ import numpy as np
 
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Sampling
+from mooncake_jax.request import TokenLogprobs
 from mooncake_jax.request import TokenSegment
 
 WorkId = int
@@ -119,13 +120,15 @@ class RowTokens:
   """What one row of a decode batch emitted in one completion.
 
   `tokens` is empty where the backend computes nothing; else `segment.count`
-  of them. Nothing follows a stop token.
+  of them, and as many `logprobs` if its sampling asks for them. Nothing
+  follows a stop token.
   """
 
   request_id: str
   attempt: int
   segment: TokenSegment
   tokens: tuple[int, ...] = ()
+  logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.request import BlockKey
+from mooncake_jax.request import TokenLogprobs
 from mooncake_jax.request import TokenSegment
 
 
@@ -102,6 +103,7 @@ class TokensEmitted(RequestEvent):
 
   segment: TokenSegment
   tokens: tuple[int, ...] = ()
+  logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)

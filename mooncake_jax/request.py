@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 BlockKey = bytes
+MAX_LOGPROBS = 20  # as OpenAI's API has it
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,18 @@ class Sampling:
     temperature: 0 takes the most likely token.
     top_k: draw among the k most likely tokens; 0 means all.
     top_p: draw among the most likely tokens whose mass reaches p.
+    min_p: draw among tokens at least so likely as p times the likeliest one.
     seed: with the token's position, the only source of randomness.
+    logprobs: tell each token's log probability and those of so many of the
+      likeliest, at most 20; None tells nothing.
   """
 
   temperature: float = 0.0
   top_k: int = 0
   top_p: float = 1.0
+  min_p: float = 0.0
   seed: int = 0
+  logprobs: int | None = None
 
   def __post_init__(self):
     if self.temperature < 0:
@@ -37,6 +43,25 @@ class Sampling:
       raise ValueError(f'Sampling.top_k={self.top_k} must be >= 0')
     if not 0 < self.top_p <= 1:
       raise ValueError(f'Sampling.top_p={self.top_p} must be in (0, 1]')
+    if not 0 <= self.min_p <= 1:
+      raise ValueError(f'Sampling.min_p={self.min_p} must be in [0, 1]')
+    if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+      raise ValueError(
+        f'Sampling.logprobs={self.logprobs} must be in [0, {MAX_LOGPROBS}]'
+      )
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+  """How likely an emitted token was, before temperature and cuts.
+
+  Attributes:
+    logprob: natural logarithm of the model's probability of the token.
+    top: the likeliest tokens and theirs, in falling order.
+  """
+
+  logprob: float
+  top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -318,7 +318,7 @@ def test_many_works_in_flight_never_touch_each_others_pages(desk):
 def test_drawn_tokens_do_not_depend_on_the_batch(desk):
   tokens, pages = random_tokens(10, seed=11), tuple(range(1, 10))
   first = desk.prefill('a', tokens, pages)
-  drawn = Sampling(0.8, seed=5)
+  drawn = Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01, seed=5, logprobs=2)
   row = decode_row('r', first, 10, pages, 8, sampling=drawn)
   other = decode_row('s', 3, 0, range(20, 25), 8)
   alone = desk.backend.decode('a', DecodeBatch((row,)), 8)
@@ -326,6 +326,11 @@ def test_drawn_tokens_do_not_depend_on_the_batch(desk):
   together = desk.backend.decode('a', DecodeBatch((other, row)), 8)
   desk.end_of(together)
   assert desk.tokens_of(alone) == desk.tokens_of(together)
+  for completion in desk.completions[together]:
+    for emitted in completion.rows:
+      asked = emitted.request_id == 'r'
+      assert [len(found.top) for found in emitted.logprobs] == [2] * asked
+      assert all(found.logprob <= 0 for found in emitted.logprobs)
 
 
 def test_wait_returns_at_until_s_on_wake_and_when_nothing_is_under_way(desk):

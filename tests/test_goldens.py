@@ -170,6 +170,6 @@ def test_decoding_gives_the_reference_tokens(name):
   )
   drawn = [int(token)]
   for _ in range(count - 1):
-    state, kv = decode_step(g.params, g.config, kv, state)
+    state, _, kv = decode_step(g.params, g.config, kv, state)
     drawn.append(int(state.tokens_B[0]))
   assert drawn == g.greedy_T.tolist()

@@ -56,7 +56,7 @@ def test_the_pool_is_written_in_place(tensor):
   block_L2SKH = pages.gather_pages(run.kv, table_P[:2], 0, 1)
   run.kv, _ = pages.scatter_pages(run.kv, table_P[2:4], block_L2SKH, 1)
   assert pointers(run.kv) == before
-  _, run.kv = decode_step(
+  _, _, run.kv = decode_step(
     run.params, LLAMA, run.kv, make_state(run.mesh, [30, 0, 4])
   )
   assert pointers(run.kv) == before
@@ -111,14 +111,14 @@ def test_a_batch_size_compiles_once(tensor):
     for rows in (None, [Sampling(), drawn, drawn]):
       state = make_state(run.mesh, positions, rows)
       for _ in range(3):
-        state, run.kv = decode_step(run.params, LLAMA, run.kv, state)
+        state, _, run.kv = decode_step(run.params, LLAMA, run.kv, state)
   assert jitted._cache_size() == 1
 
 
 def test_only_active_rows_move():
   run = Runner(LLAMA)
   state = make_state(run.mesh, [5, 0, 9])
-  after, run.kv = decode_step(run.params, LLAMA, run.kv, state)
+  after, _, run.kv = decode_step(run.params, LLAMA, run.kv, state)
   assert after.positions_B.tolist() == [6, 0, 10]
   assert after.tokens_B[1] == state.tokens_B[1]
   assert (after.page_table_BP == state.page_table_BP).all()
@@ -126,7 +126,7 @@ def test_only_active_rows_move():
 
 def test_a_state_without_active_rows_leaves_no_nan():
   run = Runner(LLAMA)
-  state, run.kv = decode_step(
+  state, _, run.kv = decode_step(
     run.params, LLAMA, run.kv, make_state(run.mesh, [0, 0, 0])
   )
   assert np.isfinite(np.asarray(run.kv)).all()

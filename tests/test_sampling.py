@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws: greedy limits, right distribution, no dependence on the batch."""
 
+from typing import Any
+
 import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+from mooncake_jax.model import logprobs
 from mooncake_jax.model.sampling import sample
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.request import Sampling
@@ -43,17 +46,40 @@ def test_these_take_the_most_likely_token(sampling):
   np.testing.assert_array_equal(tokens_B, logits_BV.argmax(-1))
 
 
-@pytest.mark.parametrize('temperature', [0.7, 1.0, 2.0])
-def test_draws_follow_the_distribution(temperature):
-  logits_V, count = make_logits(1)[0], 8000
-  tokens = draw_many(logits_V, Sampling(temperature=temperature), count)
-  expected_V = np.exp(logits_V.astype(np.float64) / temperature)
-  expected_V *= count / expected_V.sum()
-  often = expected_V >= 20
-  often[expected_V.argmin()] = False  # the rest is never empty
+def expected_probabilities(logits_V: np.ndarray, s: Sampling) -> np.ndarray:
+  """Float64, one row, by sorting: min-p, then top-k, then top-p."""
+  p_V = np.exp(logits_V.astype(np.float64) / s.temperature)
+  p_V[p_V < s.min_p * p_V.max()] = 0
+  order = np.argsort(-p_V)
+  p_V[order[s.top_k or len(p_V) :]] = 0
+  p_V /= p_V.sum()
+  before = np.cumsum(p_V[order]) - p_V[order]
+  p_V[order[before >= s.top_p]] = 0
+  return p_V / p_V.sum()
+
+
+@pytest.mark.parametrize(
+  'sampling',
+  [
+    Sampling(temperature=0.7),
+    Sampling(temperature=2.0, seed=1),
+    Sampling(temperature=1.0, top_k=7),
+    Sampling(temperature=1.3, top_p=0.8),
+    Sampling(temperature=1.5, min_p=0.05),
+    Sampling(temperature=1.2, top_k=12, top_p=0.9, min_p=0.02, seed=4),
+  ],
+)
+def test_draws_follow_the_distribution(sampling):
+  logits_V, count = make_logits(1)[0], 50_000
+  tokens = draw_many(logits_V, sampling, count)
+  expected_V = count * expected_probabilities(logits_V, sampling)
   counts_V = np.bincount(tokens, minlength=VOCAB)
-  observed = [*counts_V[often], counts_V[~often].sum()]
-  expected = [*expected_V[often], expected_V[~often].sum()]
+  assert not counts_V[expected_V == 0].any()
+  rare = (expected_V > 0) & (expected_V < 20)
+  rare[np.where(expected_V > 0, expected_V, np.inf).argmin()] = True
+  often = (expected_V > 0) & ~rare
+  observed = [*counts_V[often], counts_V[rare].sum()]
+  expected = [*expected_V[often], expected_V[rare].sum()]
   assert stats.chisquare(observed, expected).pvalue > 1e-4
 
 
@@ -85,7 +111,7 @@ def test_a_draw_does_not_depend_on_its_batch():
     Sampling(temperature=1.0, seed=1),
     Sampling(),
     Sampling(temperature=0.8, top_k=7, seed=2),
-    Sampling(temperature=1.5, top_p=0.8, seed=-3),
+    Sampling(temperature=1.5, top_p=0.8, min_p=0.1, seed=-3),
   ]
   positions = np.array([3, 9, 27, 81], np.int32)
   together = draw(logits_BV, SamplingRows.of(rows), positions)
@@ -123,3 +149,41 @@ def test_a_greedy_batch_neither_sorts_nor_draws():
   outside = text[: text.index('stablehlo.case')]
   assert 'stablehlo.sort' not in outside
   assert 'threefry' not in outside
+
+
+def test_what_is_not_sampling_is_refused():
+  wrong: Any = (('min_p', 1.5), ('logprobs', 21), ('logprobs', -1))
+  for field, value in wrong:
+    with pytest.raises(ValueError, match=f'Sampling.{field}={value}'):
+      Sampling(**{field: value})
+
+
+def test_reported_log_probabilities_are_the_models():
+  logits_BV = make_logits(3)
+  tokens_B = np.array([5, 7, 9], np.int32)
+  p_BV = np.exp(logits_BV.astype(np.float64))
+  expected_BV = np.log(p_BV / p_BV.sum(-1, keepdims=True))
+  report_BR = np.asarray(
+    jax.jit(logprobs.report)(logits_BV, tokens_B, tokens_B > 5)
+  )
+  np.testing.assert_array_equal(logprobs.tokens(report_BR), tokens_B)
+  for row, token in enumerate(tokens_B):
+    (found,) = logprobs.of_row(report_BR[row], 4)
+    ids, values = zip(*found.top)
+    best = np.argsort(-expected_BV[row])[:4]
+    assert list(ids) == best.tolist()
+    np.testing.assert_allclose(values, expected_BV[row, best], atol=1e-5)
+    np.testing.assert_allclose(
+      found.logprob, expected_BV[row, token], atol=1e-5
+    )
+  assert logprobs.of_row(report_BR[0], None) == ()
+  (found,) = logprobs.of_row(report_BR[1], 0)
+  assert found.top == () and found.logprob < 0
+
+
+def test_log_probabilities_cost_nothing_where_none_are_asked_for():
+  args = (make_logits(2), np.zeros(2, np.int32), np.zeros(2, bool))
+  lowered: Any = jax.jit(logprobs.report).lower(*args)
+  text = lowered.as_text()
+  outside = text[: text.index('stablehlo.case')]
+  assert 'exponential' not in outside and 'top_k' not in outside

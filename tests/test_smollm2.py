@@ -97,7 +97,7 @@ def test_greedy_tokens_are_the_reference_tokens(model):
   )
   steps = [state.tokens_B]
   for _ in range(len(EXPECTED[0]['tokens']) - 1):
-    state, kv = decode_step(params, config, kv, state)
+    state, _, kv = decode_step(params, config, kv, state)
     steps.append(state.tokens_B)
   drawn_BT = np.stack([np.asarray(tokens) for tokens in steps], axis=1)
   for entry, tokens in zip(EXPECTED, drawn_BT.tolist()):

@@ -24,6 +24,7 @@ from mooncake_jax.backend import RowTokens
 from mooncake_jax.backend import WorkId
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.mesh_model import MeshModel
+from mooncake_jax.model import logprobs
 from mooncake_jax.request import TokenSegment
 
 # Steps dispatched and unread, at most.
@@ -91,16 +92,16 @@ class DecodeRun:
     return bool(self._unread) or self._goes_on
 
   def _dispatch(self) -> None:
-    self._state, tokens_B = self._model.step(self._state)
-    self._unread.append(tokens_B)
+    self._state, report_BR = self._model.step(self._state)
+    self._unread.append(report_BR)
     self._num_left -= 1
 
   def _read(self) -> None:
     """Waits for the oldest unread step and reports its tokens."""
     rows: tuple[RowTokens, ...] = ()
     if self._unread:
-      tokens_B = np.asarray(self._unread.popleft())
-      rows = self._rows(tokens_B.tolist(), self.task.now_s())
+      report_BR = np.asarray(self._unread.popleft())
+      rows = self._rows(report_BR, self.task.now_s())
     self.task.post(
       Completion(
         self.task.work_id,
@@ -112,15 +113,22 @@ class DecodeRun:
       )
     )
 
-  def _rows(self, tokens: list[int], now_s: float) -> tuple[RowTokens, ...]:
+  def _rows(self, report_BR: np.ndarray, now_s: float) -> tuple[RowTokens, ...]:
     """What the rows that had not ended emitted; ends those it ends."""
     emitted = []
+    tokens = logprobs.tokens(report_BR).tolist()
     for i, row in enumerate(self.task.batch.rows):
       if not self._remaining[i]:
         continue
       segment = TokenSegment(now_s, 0.0, 1)
       emitted.append(
-        RowTokens(row.request_id, row.attempt, segment, (tokens[i],))
+        RowTokens(
+          row.request_id,
+          row.attempt,
+          segment,
+          (tokens[i],),
+          logprobs.of_row(report_BR[i], row.sampling.logprobs),
+        )
       )
       self._remaining[i] -= 1
       if tokens[i] in row.stop_token_ids:

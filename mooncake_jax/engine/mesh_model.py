@@ -100,15 +100,13 @@ class MeshModel:
   def step(
     self, state: decode.DecodeState
   ) -> tuple[decode.DecodeState, jax.Array]:
-    """Steps a batch by one token; returns the new tokens [B] too."""
-    state, self.pool.kv = decode.decode_step(
+    """Steps a batch by one token; returns the report on it [B, R] too."""
+    state, report_BR, self.pool.kv = decode.decode_step(
       self._params,
       self.config,
       self.pool.kv,
       state,
       self.pool.spec.attention,
     )
-    tokens_B = state.tokens_B
-    assert isinstance(tokens_B, jax.Array)
-    tokens_B.copy_to_host_async()
-    return state, tokens_B
+    report_BR.copy_to_host_async()
+    return state, report_BR

@@ -97,7 +97,9 @@ class DecodeInstance:
     if row.tokens:
       run.last_token = row.tokens[-1]
     effects: Effects = [
-      TokensEmitted(time_s, *run.key, self.name, row.segment, row.tokens)
+      TokensEmitted(
+        time_s, *run.key, self.name, row.segment, row.tokens, row.logprobs
+      )
     ]
     if (
       run.num_emitted >= run.request.max_output_tokens

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 import numpy as np
 
 from mooncake_jax.model import forward
+from mooncake_jax.model import logprobs
 from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Params
 from mooncake_jax.model.sampling import sample
@@ -73,17 +74,21 @@ def decode_step(
   kv: jax.Array,
   state: DecodeState,
   kernel: AttentionKernel = 'jnp',
-) -> tuple[DecodeState, jax.Array]:
+) -> tuple[DecodeState, jax.Array, jax.Array]:
   """Steps all active rows by one token, in place in `kv` (donated).
 
   Compiles once a batch size B and page table size P. The new state's tokens
   are those just drawn; rows may join and leave between steps.
+
+  Returns:
+    The new state, the report on its tokens (`logprobs.report`), the pool.
   """
   logits_BV, kv = decode_logits(params, config, kv, state, kernel)
   next_B = jnp.asarray(state.positions_B) + 1
   drawn_B = sample(logits_BV, state.sampling, next_B)
-  return replace(
-    state,
-    tokens_B=jnp.where(state.active_B, drawn_B, state.tokens_B),
-    positions_B=jnp.where(state.active_B, next_B, state.positions_B),
-  ), kv
+  tokens_B = jnp.where(state.active_B, drawn_B, state.tokens_B)
+  is_asked_B = state.active_B & state.sampling.logprobs_B
+  report_BR = logprobs.report(logits_BV, tokens_B, is_asked_B)
+  positions_B = jnp.where(state.active_B, next_B, state.positions_B)
+  state = replace(state, tokens_B=tokens_B, positions_B=positions_B)
+  return state, report_BR, kv

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the next token: greedy, temperature, top-k, top-p.
+"""Draws the next token: greedy, temperature, min-p, top-k, top-p.
 
 B batch, V vocab. A draw depends on the row's logits, seed and the position
 of the token drawn, and on nothing else: not on the batch, not on when.
@@ -23,13 +23,17 @@ class SamplingRows:
     temperature_B: float32; 0 is greedy.
     top_k_B: int32; 0 is all.
     top_p_B: float32 in (0, 1].
+    min_p_B: float32 in [0, 1].
     seed_B: int32.
+    logprobs_B: bool, whether its tokens' log probabilities are asked for.
   """
 
   temperature_B: jax.Array | np.ndarray
   top_k_B: jax.Array | np.ndarray
   top_p_B: jax.Array | np.ndarray
+  min_p_B: jax.Array | np.ndarray
   seed_B: jax.Array | np.ndarray
+  logprobs_B: jax.Array | np.ndarray
 
   @classmethod
   def of(cls, rows: Sequence[Sampling]) -> 'SamplingRows':
@@ -39,7 +43,9 @@ class SamplingRows:
       temperature_B=np.array([row.temperature for row in rows], np.float32),
       top_k_B=np.array([row.top_k for row in rows], np.int32),
       top_p_B=np.array([row.top_p for row in rows], np.float32),
+      min_p_B=np.array([row.min_p for row in rows], np.float32),
       seed_B=seeds.view(np.int32),
+      logprobs_B=np.array([row.logprobs is not None for row in rows]),
     )
 
 
@@ -57,6 +63,7 @@ def sample(
   def draw(logits_BV):
     scale_B = 1 / jnp.where(is_drawn_B, rows.temperature_B, 1)
     scaled_BV = logits_BV * scale_B[:, None]
+    scaled_BV = _drop_unlikely(scaled_BV, rows)
     is_cut_B = is_drawn_B & ((rows.top_k_B > 0) | (rows.top_p_B < 1))
     kept_BV = jax.lax.cond(
       jnp.any(is_cut_B), lambda a: _cut(a, rows), lambda a: a, scaled_BV
@@ -66,6 +73,13 @@ def sample(
     return jnp.where(is_drawn_B, drawn_B, greedy_B)
 
   return jax.lax.cond(jnp.any(is_drawn_B), draw, lambda _: greedy_B, logits_BV)
+
+
+def _drop_unlikely(logits_BV, rows):
+  """Masks what is less than min-p times as likely as the likeliest."""
+  highest_B = jnp.max(logits_BV, axis=-1)
+  lowest_B = highest_B + jnp.log(rows.min_p_B)  # min_p of 0 drops nothing
+  return jnp.where(logits_BV >= lowest_B[:, None], logits_BV, -jnp.inf)
 
 
 def _gumbel(seed_B, position_B, vocab_size):

@@ -82,7 +82,7 @@ class Model:
     return sharding.place(state, self.mesh)
 
   def decode(self, state: DecodeState) -> DecodeState:
-    state, self._kv = decode_step(self.params, CONFIG, self._kv, state)
+    state, _, self._kv = decode_step(self.params, CONFIG, self._kv, state)
     return state
 
   @property

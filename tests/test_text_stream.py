@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stop strings end text at the same place wherever tokens end."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import pytest
+
+from mooncake_jax.gateway.text_stream import TextStream
+
+
+def decode(tokens) -> str:
+  """A token a byte, as byte-level tokenizers have them."""
+  return bytes(tokens).decode('utf-8', errors='replace')
+
+
+def cut(text: str, stops) -> tuple[str, str | None]:
+  """Character by character: the text before the first whole stop string."""
+  for end in range(1, len(text) + 1):
+    whole = [s for s in stops if text[:end].endswith(s)]
+    if whole:
+      stop = max(whole, key=len)
+      return text[: end - len(stop)], stop
+  return text, None
+
+
+@given(
+  st.text('abé', max_size=30),
+  st.lists(st.text('abé', min_size=1, max_size=4), max_size=3),
+  st.lists(st.integers(1, 5), min_size=1),
+)
+def test_text_ends_before_the_first_stop_string(text, stops, sizes):
+  tokens = list(text.encode())
+  stream, shown, at = TextStream(decode, stops), '', 0
+  while at < len(tokens):
+    size = sizes[at % len(sizes)]
+    shown += stream.push(tokens[at : at + size])
+    at += size
+    assert text.startswith(shown)
+  expected, stop = cut(text, stops)
+  assert stream.stopped == stop
+  assert shown + stream.end() == expected
+
+
+def test_only_what_may_become_a_stop_string_is_held_back():
+  stream = TextStream(decode, ['END'])
+  assert stream.push(b'An E') == 'An '
+  assert stream.push(b'l') == 'El'
+  assert stream.push(b'EN') == ''
+  assert stream.push(b'D and more') == ''
+  assert stream.stopped == 'END'
+  assert stream.push(b'x') == stream.end() == ''
+
+
+def test_half_a_character_waits_for_the_other_half():
+  stream = TextStream(decode)
+  first, second = 'é'.encode()
+  assert stream.push([first]) == ''
+  assert stream.push([second]) == 'é'
+
+
+def test_an_empty_stop_string_is_refused():
+  with pytest.raises(ValueError, match='empty string'):
+    TextStream(decode, ['a', ''])
