@@ -71,7 +71,7 @@ def plan(
   ask = question(view, rules, request, now_s)
   plans = POLICIES[rules.policy](ask)
   i = pick(plans.score_I, able_I, number)
-  found = ask.forecast(plans.fetch_blocks_I, plans.source_I).at(i)
+  found = ask.price(plans, i)
   decode = choose_decode(
     view.decode,
     request,

@@ -37,6 +37,10 @@ class Forecast(NamedTuple):
   def ttft_s(self) -> np.ndarray:
     return self.queue_s + self.transfer_s + self.prefill_s
 
+  def choose(self, best: tuple[np.ndarray, np.ndarray]) -> 'Forecast':
+    """Of arrays [S, I] the one entry for each I at `best`, (rows, columns)."""
+    return Forecast(*(s[best] if s.ndim == 2 else s for s in self))
+
   def at(self, i: int) -> 'Terms':
     """The numbers of instance i, of arrays [I]."""
     return Terms(*(float(seconds_I[i]) for seconds_I in self))
@@ -62,11 +66,13 @@ class Plans(NamedTuple):
     fetch_blocks_I: to be fetched besides the instance's own prefix.
     source_I: from whom; of no meaning where nothing is fetched.
     score_I: what the policy goes by.
+    found: what they would take, where the policy has asked for that.
   """
 
   fetch_blocks_I: np.ndarray
   source_I: np.ndarray
   score_I: np.ndarray
+  found: Forecast | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +158,12 @@ class Question:
       ssd_s_I = self.move_s('ssd_read', self.ssd_blocks_I, wait=True)
       local_s_I = np.maximum(local_s_I, ssd_s_I)
     return local_s_I
+
+  def price(self, plans: Plans, i: int) -> Terms:
+    """What the plan of instance i would take."""
+    if plans.found is not None:
+      return plans.found.at(i)
+    return self.forecast(plans.fetch_blocks_I, plans.source_I).at(i)
 
   def forecast(
     self, fetch_blocks_XI: np.ndarray, source_X: np.ndarray

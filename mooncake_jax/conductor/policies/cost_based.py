@@ -33,10 +33,12 @@ def cost_based(ask: Question) -> Plans:
   extra_SI = np.maximum(blocks_S[:, None] - ask.local_blocks_I, 0)
   found = ask.forecast(extra_SI, source_S[:, None])
   score_SI = _score(ask, found)
-  best_I = score_SI.argmin(axis=0)
-  rows_I = np.arange(len(best_I))
+  best = score_SI.argmin(axis=0), np.arange(score_SI.shape[1])
   plans = Plans(
-    extra_SI[best_I, rows_I], source_S[best_I], score_SI[best_I, rows_I]
+    extra_SI[best],
+    source_S[best[0]],
+    score_SI[best],
+    found.choose(best),
   )
   return _partial(ask, plans, extra_SI, source_S, found)
 
@@ -81,36 +83,31 @@ def _partial(
   late_SI = (found.transfer_s > 0) & (extra_SI > 1)
   if not late_SI.any():
     return plans
-  bound_SI = np.where(late_SI, _score(ask, found) - found.transfer_s, np.inf)
+  score_SI = _score(ask, found)
+  bound_SI = np.where(late_SI, score_SI - found.transfer_s, np.inf)
   hopeful = np.flatnonzero(bound_SI.ravel() < plans.score_I.min())
   order = bound_SI.ravel()[hopeful].argsort()[:MAX_PARTIAL]
   for flat in hopeful[order].tolist():
     s, i = divmod(flat, len(plans.score_I))
-    _try_part(ask, plans, int(source_S[s]), i, int(extra_SI[s, i]), found, s)
+    hidden_s = float(found.fetch_s[s, i] - found.transfer_s[s, i])
+    plans = _better(ask, plans, int(source_S[s]), i, hidden_s)
   return plans
 
 
-def _try_part(
-  ask: Question,
-  plans: Plans,
-  source: int,
-  i: int,
-  extra: int,
-  found: Forecast,
-  s: int,
-) -> None:
-  """Writes the plan of a part for instance i if that is the better one."""
+def _better(
+  ask: Question, plans: Plans, source: int, i: int, hidden_s: float
+) -> Plans:
+  """The plans, with what `hidden_s` hides for instance i if that is better."""
   first_s, block_s = ask.copy_line(np.array([source]))
-  hidden_s = found.fetch_s[s, i] - found.transfer_s[s, i]
   part = int((hidden_s - first_s[i]) / block_s[i])
-  if not 0 < part < extra:
-    return
-  fetch_I = plans.fetch_blocks_I.copy()
-  fetch_I[i] = part
-  sources_I = plans.source_I.copy()
-  sources_I[i] = source
-  score = _score(ask, ask.forecast(fetch_I, sources_I))[i]
-  if score < plans.score_I[i]:
-    plans.fetch_blocks_I[i] = part
-    plans.source_I[i] = source
-    plans.score_I[i] = score
+  if part < 1:
+    return plans
+  fetch_I, source_I = plans.fetch_blocks_I.copy(), plans.source_I.copy()
+  fetch_I[i], source_I[i] = part, source
+  found = ask.forecast(fetch_I, source_I)
+  score = _score(ask, found)[i]
+  if score >= plans.score_I[i]:
+    return plans
+  score_I = plans.score_I.copy()
+  score_I[i] = score
+  return Plans(fetch_I, source_I, score_I, found)
