@@ -2,6 +2,7 @@
 """The parts of a transfer alone: links, budgets, segments, heads, book."""
 
 import threading
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +83,28 @@ def test_one_bad_move_of_a_batch_fails_alone():
   assert done.wait(30)
   link.close()
   assert ends == {0: 'arrived', 1: 'failed', 2: 'arrived', 3: 'arrived'}
+
+
+def test_a_paced_link_delivers_no_faster():
+  device = jax.devices()[0]
+  target = jax.sharding.SingleDeviceSharding(device, memory_kind='pinned_host')
+  times, done = [], threading.Event()
+
+  def arrived(arrays):
+    times.append(time.perf_counter())
+    if len(times) == 3:
+      done.set()
+
+  link = Link('link', on_crash=lambda name, error: done.set())
+  link.pace(4000 / 0.05)
+  start_s = time.perf_counter()
+  for _ in range(3):
+    array = jax.device_put(np.zeros(1000, np.float32), device)
+    link.submit(Move((array,), (target,), lambda: True, arrived, print), 0)
+  assert done.wait(30)
+  link.close()
+  due = [start_s + 0.05 * i for i in (1, 2, 3)]
+  assert all(at_s >= due_s for at_s, due_s in zip(times, due, strict=True))
 
 
 def test_a_budget_lets_too_much_through_alone_and_ends_waits_when_closed():

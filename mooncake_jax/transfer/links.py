@@ -9,6 +9,7 @@ runs a program on a pool. Small moves of one priority go in one call.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+import time
 from typing import Any
 
 import jax
@@ -75,11 +76,17 @@ class Link:
     """
     self._budget = budget
     self.name = name
+    self._bytes_per_s: float | None = None
+    self._free_s = 0.0
     self._worker: Worker[Move] = Worker(name, self._move, on_crash, _joins)
 
   @property
   def count(self) -> LinkCount:
     return self._worker.count
+
+  def pace(self, bytes_per_s: float | None) -> None:
+    """From now on bytes arrive no faster: a slower link, for experiments."""
+    self._bytes_per_s = bytes_per_s
 
   def submit(
     self, move: Move, priority: int, may_run_now: bool = False
@@ -89,7 +96,8 @@ class Link:
     Args:
       may_run_now: a move that copies nothing is made on the calling thread.
     """
-    if may_run_now and not self._budget and _copies_nothing(move):
+    may_run_now &= self._budget is None and self._bytes_per_s is None
+    if may_run_now and _copies_nothing(move):
       self._worker.serve_now(move)
     else:
       self._worker.submit(move, priority)
@@ -143,12 +151,21 @@ class Link:
   def _deliver(self, move: Move, arrays: Callable[[], list[Any]]) -> None:
     """Hands over what arrived; the receiver owns its bytes from then on."""
     try:
-      move.arrived(arrays())
+      taken = arrays()
+      self._wait_for(move.num_bytes)
+      move.arrived(taken)
       self._worker.moved(move.num_bytes)
     except Exception as error:
       if self._budget:
         self._budget.give(move.num_bytes)
       move.failed(error)
+
+  def _wait_for(self, num_bytes: int) -> None:
+    """Until the bytes would have come over a link of the pace set."""
+    if self._bytes_per_s is not None:
+      start_s = max(self._free_s, time.perf_counter())
+      self._free_s = start_s + num_bytes / self._bytes_per_s
+      time.sleep(max(self._free_s - time.perf_counter(), 0.0))
 
 
 def _joins(batch: list[Move], move: Move) -> bool:

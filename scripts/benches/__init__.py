@@ -16,6 +16,7 @@ from scripts.benches.rows import Row
 from scripts.benches.ssd import ssd
 from scripts.benches.steady import steady
 from scripts.benches.store import store
+from scripts.benches.streaming import streaming
 from scripts.benches.transfer import transfer
 
 BENCHES: dict[str, Callable[[bool], list[Row]]] = {
@@ -26,6 +27,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'transfer': lambda quick: [*transfer(quick), *ssd(quick)],
   'mooncake': mooncake_rows,
   'overlap': overlap,
+  'streaming': streaming,
   'master': master,
   'hits': hits,
   'index': index,
