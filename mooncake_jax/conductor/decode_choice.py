@@ -120,16 +120,17 @@ def decode_view(
   stay_I = np.exp(-steps_I / left_I) * -np.expm1(-life / left_I)
   stay_I *= left_I / life
   # Those still in prefill begin on the way: each is there for its own life.
-  come_I = np.minimum(left_I / np.maximum(steps_I, left_I), 1.0)
+  come_I = left_I / np.maximum(steps_I, left_I)
   rows_then_I = stay_I * loads.active_rows_I + come_I * (
     rows_I - loads.active_rows_I
   )
+  batch_I = rows_then_I + 1
   tokens_then_I = prompt_tokens + rows_then_I * context_I
-  tokens_then_I += (1 + rows_then_I) * (life / 2)
+  tokens_then_I += batch_I * (life / 2)
   # No more rows than a batch takes are in a step.
-  share_I = np.minimum(loads.max_batch_I / (1 + rows_then_I), 1.0)
+  share_I = np.minimum(loads.max_batch_I / batch_I, 1.0)
   mean_s_I = base_s_I + share_I * (
-    row_s_I * (1 + rows_then_I) + token_s_I * tokens_then_I
+    row_s_I * batch_I + token_s_I * tokens_then_I
   )
   need = loads.need_tokens(prompt_tokens, max_output_tokens)
   free_I = loads.capacity_tokens_I - loads.reserved_tokens_I
