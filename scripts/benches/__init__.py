@@ -11,6 +11,7 @@ from scripts.benches.index import index
 from scripts.benches.master import master
 from scripts.benches.mooncake import mooncake as mooncake_rows
 from scripts.benches.overlap import overlap
+from scripts.benches.policies import policies
 from scripts.benches.prefill import prefill
 from scripts.benches.rows import Row
 from scripts.benches.ssd import ssd
@@ -32,4 +33,5 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'hits': hits,
   'index': index,
   'conductor': conductor,
+  'policies': lambda quick: [*policies(quick)],
 }
