@@ -25,7 +25,13 @@ def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
       f'ClusterSpec.eviction={spec.eviction!r} is not one of '
       f'{", ".join(POLICIES)}'
     )
-  master = Master(spec.lease_s, spec.high_watermark)
+  # A put begins with the chunk that computes it, so it may get as old as its
+  # request does.
+  master = Master(
+    spec.lease_s,
+    spec.high_watermark,
+    put_timeout_s=spec.request_timeout_s + spec.transfer_timeout_s,
+  )
   if spec.mooncake_bytes:
     mount(master, spec, REMOTE, block_bytes)
   for name in spec.prefill_names:
