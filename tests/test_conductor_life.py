@@ -247,8 +247,17 @@ def test_a_straggler_is_found_out_and_avoided():
   assert last.predicted_ttft_s == pytest.approx(last.ttft_s, rel=0.15)
 
 
-def test_an_oracle_predicts_a_lone_request_exactly():
-  records, _ = serve([ask('r', 90, 9)], make_conductor(), simulated())
+@pytest.mark.parametrize('chunking', ['fixed', 'dynamic', 'auto'])
+@pytest.mark.parametrize('stages', [1, 3])
+def test_an_oracle_predicts_a_lone_request_exactly(stages, chunking):
+  spec = replace(SPEC, stages=stages, chunking=chunking)
+  cluster = Cluster(
+    spec,
+    MODEL,
+    VirtualBackend(COSTS, spec.layers_of_stages(MODEL)),
+    costs=COSTS,
+  )
+  records, _ = serve([ask('r', 90, 9)], make_conductor(spec), cluster)
   errors = summarize(records, SLO()).prediction_errors
   for term in ('queue', 'transfer', 'prefill', 'ttft'):
     assert errors[term]['p99_s'] == pytest.approx(0.0, abs=1e-9), term

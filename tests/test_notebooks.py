@@ -18,7 +18,7 @@ def test_a_notebook_prints_what_is_committed(name):
   path = ROOT / 'notebooks' / f'{name}.ipynb'
   committed = nbformat.read(path, as_version=4)
   assert any(_printed(committed))
-  fresh = nbformat.from_dict(committed)
+  fresh = nbformat.read(path, as_version=4)
   resources = {'metadata': {'path': str(ROOT)}}
   NotebookClient(fresh, timeout=120, resources=resources).execute()
   assert _printed(fresh) == _printed(committed)

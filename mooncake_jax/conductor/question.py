@@ -189,6 +189,9 @@ class Question:
     prefill_s = self.prefill_s(prefix_XI)
     hidden_s = self.queue_s_I + self._first_chunk_s(prefix_XI, prefill_s)
     transfer_s = np.maximum(fetch_s - hidden_s, 0.0)
+    if self.overlap:  # the first layers must be there in any case
+      first_s = (1 - self.overlap) * fetch_s - self.queue_s_I
+      transfer_s = np.maximum(transfer_s, first_s)
     return Forecast(self.queue_s_I, fetch_s, transfer_s, prefill_s)
 
   def _first_chunk_s(

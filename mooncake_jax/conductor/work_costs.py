@@ -8,9 +8,11 @@ own `InstanceBelief`, and those with equal ones share one `WorkCosts`.
 from dataclasses import dataclass
 import math
 
+from mooncake_jax.cluster_spec import Chunking
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
+from mooncake_jax.costs.pipeline import best_chunk_tokens
 from mooncake_jax.costs.pipeline import pipelined_prompt_s
 from mooncake_jax.model_config import ModelConfig
 
@@ -28,6 +30,8 @@ class InstanceBelief:
     decode_pool_tokens: KVCache its devices hold where it decodes.
     max_batch: rows of its decode batch.
     stage_layers: layers of each of its stages; one stage is no pipeline.
+    chunking: 'fixed' chunks; 'dynamic' or 'auto' ones of `chunk_sizes`.
+    chunk_sizes: in rising order; () is `chunk_tokens` alone.
   """
 
   costs: CostModel
@@ -35,6 +39,8 @@ class InstanceBelief:
   decode_pool_tokens: int
   max_batch: int
   stage_layers: tuple[int, ...] = (1,)
+  chunking: Chunking = 'fixed'
+  chunk_sizes: tuple[int, ...] = ()
 
   def __post_init__(self):
     for name in ('chunk_tokens', 'decode_pool_tokens', 'max_batch'):
@@ -58,6 +64,8 @@ def belief_of(
     (cluster.decode_pages - 1) * cluster.page_tokens,
     cluster.max_batch,
     cluster.layers_of_stages(model),
+    cluster.chunking,
+    cluster.chunk_buckets,
   )
 
 
@@ -83,17 +91,24 @@ class WorkCosts:
 
   def prompt_s(self, num_tokens: int, prefix_tokens: int) -> float:
     """From the start of the first chunk to the end of the last."""
-    belief = self.belief
-    if len(belief.stage_layers) == 1:
-      return self._costs.prompt_s(
-        num_tokens, prefix_tokens, belief.chunk_tokens
+    belief, size = self.belief, self.belief.chunk_tokens
+    stages, sizes = belief.stage_layers, belief.chunk_sizes or (size,)
+    if belief.chunking == 'auto':
+      size = best_chunk_tokens(
+        self._costs, num_tokens, prefix_tokens, stages, sizes
+      )
+    if belief.chunking != 'dynamic':
+      return pipelined_prompt_s(
+        self._costs, num_tokens, prefix_tokens, size, stages
       )
     return pipelined_prompt_s(
       self._costs,
       num_tokens,
       prefix_tokens,
-      belief.chunk_tokens,
-      belief.stage_layers,
+      size,
+      stages,
+      chunking='dynamic',
+      quantum=sizes[0],
     )
 
   def busy_s(
