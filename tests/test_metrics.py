@@ -13,6 +13,7 @@ from mooncake_jax.metrics import latency
 from mooncake_jax.metrics.goodput import goodput
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.metrics.summary import Summary
+from mooncake_jax.metrics.table import flat
 from mooncake_jax.metrics.table import comparison
 from mooncake_jax.metrics.table import table
 from mooncake_jax.request import Outcome
@@ -248,3 +249,8 @@ def test_runs_are_compared_in_columns():
   assert head.split() == ['reuse', 'none']
   assert ['offered', '10', '1'] in [line.split() for line in lines]
   assert ['rejection_reasons.ttft', '1', '-'] in [x.split() for x in lines]
+
+
+def test_figures_within_figures_have_dotted_names():
+  nested = {'a': 1, 'b': {'c': 2, 'd': {'e': None}}}
+  assert flat(nested) == {'a': 1, 'b.c': 2, 'b.d.e': None}

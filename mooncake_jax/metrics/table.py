@@ -41,7 +41,7 @@ def flat(figures: Mapping[str, Any]) -> dict[str, float | None]:
   found: dict[str, float | None] = {}
   for name, value in figures.items():
     if isinstance(value, Mapping):
-      found |= {f'{name}.{k}': v for k, v in value.items()}
+      found |= {f'{name}.{k}': v for k, v in flat(value).items()}
     else:
       found[name] = value
   return found
