@@ -23,7 +23,8 @@ from mooncake_jax.model.kernels import gathered
 from mooncake_jax.model.kernels import gpu
 from mooncake_jax.model.kernels import tpu
 
-BLOCK_TOKENS = 256
+BLOCK_TOKENS = 256  # keys
+QUERY_TOKENS = 256  # the later queries of a long chunk see more keys
 _MASKED = -1e30  # finite: a fully masked block must not give NaN
 
 
@@ -65,15 +66,31 @@ def attend(
 
 
 def _attend(q_BTKGH, kv_LP2CKH, layer, table_BP, start_B, stop_B, window):
-  """The heads of one device."""
-  T, H = q_BTKGH.shape[1], q_BTKGH.shape[4]
+  """The heads of one device; of a chunk, a block of queries at a time."""
+  B, T = q_BTKGH.shape[:2]
   if T == 1:
     rest = (kv_LP2CKH, layer, table_BP, start_B, stop_B, window)
     return decode_attention.attend(q_BTKGH[:, 0], *rest)[:, None]
-  q_BKGTH = jnp.transpose(q_BTKGH * H**-0.5, (0, 2, 3, 1, 4))
   read = functools.partial(_read, kv_LP2CKH, layer)
-  page_tokens = kv_LP2CKH.shape[3]
-  o_BKGTH = _loop(q_BKGTH, read, page_tokens, table_BP, start_B, stop_B, window)
+  rest = (read, kv_LP2CKH.shape[3], table_BP, start_B, stop_B, window)
+  n, odd = divmod(T, QUERY_TOKENS)
+  if n < 2 or odd:
+    return _queries(0, q_BTKGH, *rest)
+  blocks = q_BTKGH.reshape(B, n, QUERY_TOKENS, *q_BTKGH.shape[2:])
+  out = jax.lax.map(
+    lambda block: _queries(block[0], block[1], *rest),
+    (jnp.arange(n), jnp.swapaxes(blocks, 0, 1)),
+  )
+  return jnp.swapaxes(out, 0, 1).reshape(q_BTKGH.shape)
+
+
+def _queries(i, q_BTKGH, read, page_tokens, table_BP, start_B, stop_B, window):
+  """Block `i` of the queries; those that are all padding see nothing."""
+  T, H = q_BTKGH.shape[1], q_BTKGH.shape[4]
+  first_B = start_B + i * T
+  last_B = jnp.where(first_B < stop_B, jnp.minimum(first_B + T, stop_B), 0)
+  q_BKGTH = jnp.transpose(q_BTKGH * H**-0.5, (0, 2, 3, 1, 4))
+  o_BKGTH = _loop(q_BKGTH, read, page_tokens, table_BP, first_B, last_B, window)
   return jnp.transpose(o_BKGTH.astype(q_BTKGH.dtype), (0, 3, 1, 2, 4))
 
 
