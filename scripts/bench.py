@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mooncake_jax.report.environment import environment
-from scripts.benches import BENCHES
 from scripts.benches.plot import plot
 from scripts.benches.rows import Row
+from scripts.benches.table import BENCHES
 from scripts.device import start_jax
 from scripts.errors import one_line_errors
 

@@ -87,7 +87,7 @@ def decode_step(
   next_B = jnp.asarray(state.positions_B) + 1
   drawn_B = sample(logits_BV, state.sampling, next_B)
   tokens_B = jnp.where(state.active_B, drawn_B, state.tokens_B)
-  is_asked_B = state.active_B & state.sampling.logprobs_B
+  is_asked_B = jnp.logical_and(state.active_B, state.sampling.logprobs_B)
   report_BR = logprobs.report(logits_BV, tokens_B, is_asked_B)
   positions_B = jnp.where(state.active_B, next_B, state.positions_B)
   state = replace(state, tokens_B=tokens_B, positions_B=positions_B)

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 import jax
 import numpy as np
-import xxhash
 
 
 def raw_bytes(array: jax.Array | np.ndarray) -> memoryview:
@@ -20,6 +19,8 @@ def raw_bytes(array: jax.Array | np.ndarray) -> memoryview:
 
 def checksum(pieces: Iterable[memoryview | bytes]) -> int:
   """XXH3-64 of the bytes of all pieces, one after the other."""
+  import xxhash  # here: what writes no SSD needs none
+
   state = xxhash.xxh3_64()
   for piece in pieces:
     state.update(piece)

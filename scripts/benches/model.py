@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that the benchmarks run: SmolLM2-135M's shape, random weights.
+"""The model that benchmarks run: SmolLM2-135M's shape, random weights.
 
 Times depend on shapes alone, so no checkpoint is needed.
 """
@@ -15,6 +15,7 @@ from mooncake_jax.model import params
 from mooncake_jax.model import sharding
 from mooncake_jax.model.decode import decode_step
 from mooncake_jax.model.decode import DecodeState
+from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
@@ -41,33 +42,47 @@ class Model:
   """Weights and a KV pool on one device, with the two steps over them."""
 
   def __init__(
-    self, max_tokens: int, max_batch: int, config: ModelConfig = CONFIG
+    self,
+    max_tokens: int,
+    max_batch: int,
+    config: ModelConfig = CONFIG,
+    dtype: jax.typing.DTypeLike = 'float32',
+    kernel: AttentionKernel = 'jnp',
+    unroll: bool = True,
   ):
+    """Makes weights and a pool of `dtype` for so many rows and tokens."""
     self.config = config
+    self.kernel: AttentionKernel = kernel
     self.mesh = sharding.make_mesh(jax.devices()[:1], config)
-    made = params.init_params(CONFIG, jax.random.key(0), mesh=self.mesh)
+    made = params.init_params(config, jax.random.key(0), dtype, self.mesh)
+    made = made if unroll else params.stack_layers(made)
     self.params = params.materialize_unembed(made)
     self._pages = -(-max_tokens // PAGE_TOKENS)
     self._kv = pages.init_pool(
-      CONFIG, 1 + max_batch * self._pages, PAGE_TOKENS, mesh=self.mesh
+      config, 1 + max_batch * self._pages, PAGE_TOKENS, dtype, self.mesh
     )
 
   def _table(self, row: int) -> np.ndarray:
     return 1 + row * self._pages + np.arange(self._pages, dtype=np.int32)
 
   def prefill(self, chunk_tokens: int, prefix_tokens: int) -> jax.Array:
-    """One chunk on a prefix; returns its token."""
+    """One chunk on a prefix; returns its logits [V]."""
     host = (
-      np.arange(chunk_tokens, dtype=np.int32),
+      np.arange(chunk_tokens, dtype=np.int32) % self.config.vocab_size,
       self._table(0),
       np.int32(prefix_tokens),
       np.int32(chunk_tokens),
       SamplingRows.of([Sampling()]),
     )
-    token, _, self._kv = prefill_chunk(
-      self.params, CONFIG, self._kv, *sharding.place(host, self.mesh)
+    _, logits_V, self._kv = prefill_chunk(
+      self.params,
+      self.config,
+      self._kv,
+      *sharding.place(host, self.mesh),
+      kernel=self.kernel,
     )
-    return token
+    assert logits_V is not None
+    return logits_V
 
   def batch(self, positions: Sequence[int]) -> DecodeState:
     """A batch whose rows stand at these positions."""
@@ -82,7 +97,10 @@ class Model:
     return sharding.place(state, self.mesh)
 
   def decode(self, state: DecodeState) -> DecodeState:
-    state, _, self._kv = decode_step(self.params, CONFIG, self._kv, state)
+    """One step; the state after it."""
+    state, _, self._kv = decode_step(
+      self.params, self.config, self._kv, state, self.kernel
+    )
     return state
 
   @property

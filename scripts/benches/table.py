@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All benchmarks, by name: a function (quick) -> rows each."""
+
+from collections.abc import Callable
+
+from scripts.benches.conductor import conductor
+from scripts.benches.cpp import cpp
+from scripts.benches.decode import decode
+from scripts.benches.hits import hits
+from scripts.benches.index import index
+from scripts.benches.master import master
+from scripts.benches.mooncake import mooncake as mooncake_rows
+from scripts.benches.overlap import overlap
+from scripts.benches.policies import policies
+from scripts.benches.prefill import prefill
+from scripts.benches.rows import Row
+from scripts.benches.ssd import ssd
+from scripts.benches.steady import steady
+from scripts.benches.store import store
+from scripts.benches.streaming import streaming
+from scripts.benches.transfer import transfer
+
+BENCHES: dict[str, Callable[[bool], list[Row]]] = {
+  'prefill': prefill,
+  'cpp': cpp,
+  'decode': decode,
+  'store': lambda quick: [*steady(quick), *store(quick)],
+  'transfer': lambda quick: [*transfer(quick), *ssd(quick)],
+  'mooncake': mooncake_rows,
+  'overlap': overlap,
+  'streaming': streaming,
+  'master': master,
+  'hits': hits,
+  'index': index,
+  'conductor': conductor,
+  'policies': lambda quick: [*policies(quick)],
+}
