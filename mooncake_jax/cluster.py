@@ -5,10 +5,14 @@ What may be asked of a cluster, and what time alone brings; how a run moves
 from one work to the next stands in `instance/flow.py`.
 """
 
+from collections.abc import Iterable
+from functools import partial
 import heapq
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.blocks.segments import ssd_segment
+from mooncake_jax.cluster_members import Members
+from mooncake_jax.cluster_members import Role
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.events import Event
@@ -64,15 +68,20 @@ class Cluster:
     self.master = make_master(spec, self.layout.block_bytes)
     self._client = StoreClient(self.master, self.layout)
     plan = chunk_plan(spec, spec.layers_of_stages(model), costs)
-    self.prefill = {
-      name: make_prefill(spec, self.layout, self._client, plan, name)
-      for name in spec.prefill_names
-    }
-    self.decode = {
-      name: make_decode(spec, self.layout, name, recheck)
-      for name in spec.decode_names
-    }
+    new_prefill = partial(make_prefill, spec, self.layout, self._client, plan)
+    new_decode = partial(make_decode, spec, self.layout, recheck)
+    self.prefill = {name: new_prefill(name) for name in spec.prefill_names}
+    self.decode = {name: new_decode(name) for name in spec.decode_names}
     self._flow = Flow(spec, self.layout, backend, self.prefill, self.decode)
+    self._members = Members(
+      spec,
+      self.layout,
+      self._client,
+      self._flow,
+      backend,
+      new_prefill,
+      new_decode,
+    )
     self._deadlines: list[tuple[float, RunKey]] = []
     self._reaped_s = 0.0
     self._adopt()
@@ -104,13 +113,42 @@ class Cluster:
       self._deadlines,
       (request.arrival_s + self.spec.request_timeout_s, run.key),
     )
-    self._flow.begin(run)
+    if reason := self._members.refusal(placement):
+      self._flow.refuse(run, reason)
+    else:
+      self._flow.begin(run)
 
   def cancel(self, request_id: str) -> None:
     """Ends the request's tries; their pages go as soon as works allow."""
     for key, run in list(self._flow.runs.items()):
       if key[0] == request_id and not run.ended:
         self._flow.cancel(run)
+
+  # Instances and blocks; see `Members`.
+
+  def lose(self, instance: str) -> None:
+    """An instance is gone with all it had; runs that need it fail."""
+    self._members.lose(instance)
+
+  def drain(self, instance: str) -> None:
+    """No new run goes there; when those there have ended, it is gone."""
+    self._members.drain(instance)
+
+  def join(self, instance: str) -> None:
+    """An instance that is gone is back, with empty memory."""
+    self._members.join(instance)
+
+  def set_role(self, instance: str, role: Role) -> None:
+    """Drains an instance and makes it one of the other role."""
+    self._members.set_role(instance, role)
+
+  def replicate(self, keys: Iterable[BlockKey], src: str, dst: str) -> None:
+    """Copies blocks from one segment to another, as far as there is room."""
+    self._members.replicate(keys, src, dst)
+
+  def drop(self, keys: Iterable[BlockKey], segment: str) -> None:
+    """Takes blocks out of a segment, each as soon as nobody reads it there."""
+    self._members.drop(keys, segment)
 
   def inventory(self, segment: str) -> tuple[BlockKey, ...]:
     """Keys that the segment can serve."""
@@ -139,7 +177,8 @@ class Cluster:
 
   @property
   def idle(self) -> bool:
-    return self._flow.idle
+    """Whether nothing is under way and all events were told."""
+    return self._flow.idle and not self._flow.has_events
 
   def step(self, until_s: float | None) -> list[Event]:
     """Waits for something to happen, at most to `until_s`; returns events.
@@ -153,6 +192,7 @@ class Cluster:
       until_s = deadline_s if until_s is None else min(until_s, deadline_s)
     for completion in self.backend.wait(until_s):
       self._flow.complete(completion)
+    self._members.advance()
     self._expire(self.backend.now_s())
     self._reap(self.backend.now_s())
     return self._flow.take_events()
@@ -162,7 +202,7 @@ class Cluster:
     self.master.check()
     for instance in (*self.prefill.values(), *self.decode.values()):
       instance.check()
-    if self.idle:
+    if self._flow.idle:
       for instance in (*self.prefill.values(), *self.decode.values()):
         assert instance.is_free, instance.name
 

@@ -82,6 +82,11 @@ class DeviceCache:
     ]
     return frozenset(kept), effects
 
+  def clear(self) -> None:
+    """Lets go of all blocks: the Master knows them no more."""
+    for replica in [r for r in self._pages if r not in self._gone]:
+      self._evict(replica)
+
   def num_kept(self, shared: tuple[Replica, ...], num_blocks: int) -> int:
     """Blocks up to the first whose pages are still a gone replica's."""
     gone = (i for i, r in enumerate(shared) if r in self._gone)
@@ -94,7 +99,8 @@ class DeviceCache:
 
   def check(self) -> None:
     """Raises AssertionError unless the Master and the pages agree."""
-    known = set(self._master.inventory(self.segment))
+    mounted = self.segment in self._master.segments()
+    known = set(self._master.inventory(self.segment) if mounted else ())
     held = {r.key for r in self._pages if r not in self._gone}
     assert known == held, self.segment
     assert self._gone <= set(self._readers), self.segment

@@ -53,8 +53,8 @@ class Flow:
     """Starts with no run; the instances are the cluster's, by name."""
     self._layout = layout
     self._backend = backend
-    self._prefill = prefill
-    self._decode = decode
+    self.prefill = prefill
+    self.decode = decode
     self._works = Works(spec, backend)
     self._held_back: dict[str, set[str]] = {}
     self._events: list[Event] = []
@@ -78,8 +78,17 @@ class Flow:
     assert run.key not in self.runs, run.key
     self.runs[run.key] = run
     name = run.placement.prefill
-    self.apply(self._prefill[name].enqueue(run, self._backend.now_s()))
+    self.apply(self.prefill[name].enqueue(run, self._backend.now_s()))
     self._start_next(name)
+
+  def refuse(self, run: Run, reason: str) -> None:
+    """Ends a new run that can't begin."""
+    self.runs[run.key] = run
+    self.fail(run, self._backend.now_s(), reason)
+
+  def reads_from(self, instance: str) -> bool:
+    """Whether a work under way reads blocks of the instance's segments."""
+    return self._works.reads_from(instance)
 
   def cancel(self, run: Run) -> None:
     """Ends a run whose client went away."""
@@ -133,18 +142,18 @@ class Flow:
 
   def _on_probe(self, work: Work, completion: Completion) -> None:
     self.apply(
-      self._prefill[work.instance].on_probe(work, completion, completion.time_s)
+      self.prefill[work.instance].on_probe(work, completion, completion.time_s)
     )
     self._start_next(work.instance)
 
   def _on_fetch(self, work: Work, completion: Completion) -> None:
     self.apply(
-      self._prefill[work.instance].on_fetch(work, completion, completion.time_s)
+      self.prefill[work.instance].on_fetch(work, completion, completion.time_s)
     )
 
   def _on_void(self, work: Work, completion: Completion) -> None:
     self.apply(
-      self._prefill[work.instance].on_void(work, completion, completion.time_s)
+      self.prefill[work.instance].on_void(work, completion, completion.time_s)
     )
 
   def _on_put(self, work: Work, completion: Completion) -> None:
@@ -156,7 +165,7 @@ class Flow:
     self.apply(store.on_copies(work, completion, completion.time_s))
 
   def _store_of(self, work: Work) -> InstanceStore:
-    store = self._prefill[work.instance].store
+    store = self.prefill[work.instance].store
     assert store is not None, work
     return store
 
@@ -164,7 +173,7 @@ class Flow:
     run, chunk = work.run, work.payload
     assert run is not None and isinstance(chunk, PrefillChunk)
     self.apply(
-      self._prefill[work.instance].on_chunk(work, completion, completion.time_s)
+      self.prefill[work.instance].on_chunk(work, completion, completion.time_s)
     )
     if run.ended:
       return
@@ -191,7 +200,7 @@ class Flow:
         )
       ]
     )
-    decode = self._decode[run.placement.decode]
+    decode = self.decode[run.placement.decode]
     if not decode.accepts(run):
       self.apply(
         [RejectedLate(time_s, *run.key, decode.name, 'tbt', run.prefill_s)]
@@ -225,10 +234,10 @@ class Flow:
   def _try_join(self, run: Run, time_s: float) -> None:
     if run.state == 'transferring' and not run.handoffs_open:
       self.apply([KVArrived(time_s, *run.key, run.placement.decode)])
-      self.apply(self._decode[run.placement.decode].join(run))
+      self.apply(self.decode[run.placement.decode].join(run))
 
   def _on_decode(self, work: Work, completion: Completion) -> None:
-    decode = self._decode[work.instance]
+    decode = self.decode[work.instance]
     runs = decode.runs
     self.apply(decode.on_decode(completion))
     if not completion.done:
@@ -252,8 +261,8 @@ class Flow:
     run.state = 'ended'
     if not isinstance(event, Finished):
       self._works.stop_all_of(run)
-    self.apply(self._prefill[run.placement.prefill].leave(run, event.time_s))
-    self.apply(self._decode[run.placement.decode].leave(run))
+    self.apply(self.prefill[run.placement.prefill].leave(run, event.time_s))
+    self.apply(self.decode[run.placement.decode].leave(run))
     self._release(run)
     self._start_next(run.placement.prefill)  # it may have been the first
 
@@ -261,9 +270,9 @@ class Flow:
     """Frees pages that nothing uses and lets in who waited for them."""
     prefill, decode = run.placement.prefill, run.placement.decode
     waiting: set[str] = set()
-    if self._decode[decode].release(run):
+    if self.decode[decode].release(run):
       waiting |= self._held_back.pop(decode, set())
-    freed, effects = self._prefill[prefill].release(run, self._backend.now_s())
+    freed, effects = self.prefill[prefill].release(run, self._backend.now_s())
     self.apply(effects)
     if freed:
       waiting.add(prefill)
@@ -274,7 +283,7 @@ class Flow:
 
   def _start_next(self, name: str) -> None:
     self.apply(
-      self._prefill[name].start_next(
+      self.prefill[name].start_next(
         lambda run: self._reserve(name, run), self._backend.now_s()
       )
     )
@@ -282,7 +291,7 @@ class Flow:
   def _reserve(self, name: str, run: Run) -> bool:
     """Reserves decode pages, or notes that prefill `name` waits for some."""
     decode = run.placement.decode
-    if self._decode[decode].reserve(run):
+    if self.decode[decode].reserve(run):
       return True
     self._held_back.setdefault(decode, set()).add(name)
     return False

@@ -38,7 +38,7 @@ def make_prefill(
 
 
 def make_decode(
-  spec: ClusterSpec, layout: KVLayout, name: str, recheck: Recheck | None
+  spec: ClusterSpec, layout: KVLayout, recheck: Recheck | None, name: str
 ) -> DecodeInstance:
   """An idle decode instance."""
   return DecodeInstance(

@@ -61,6 +61,7 @@ class InstanceStore:
     self.promote_hits = promote_hits
     self.cache = cache
     self.sharing = sharing
+    self.is_closed = False  # the instance is gone: it stores nothing more
 
   def expect(self, run: Run, now_s: float) -> Effects:
     """Keeps the run's prefix while it queues, and asks for what it lacks."""
@@ -197,7 +198,7 @@ class InstanceStore:
     if self.cache is None:
       return own, []
     effects: Effects = []
-    if run.prefilled:
+    if run.prefilled and not self.is_closed:
       keys = run.request.block_keys
       num_blocks = self.cache.num_kept(run.shared, len(keys))
       kept, effects = self.cache.keep(keys, num_blocks, pages, now_s)
@@ -259,5 +260,7 @@ class InstanceStore:
 
   def _offload(self, now_s: float) -> Effects:
     """Copies to the SSD what the next puts will push out."""
+    if self.is_closed:
+      return []
     copies = self.client.offload(self.name, now_s)
     return copying(self.client.master, copies, now_s)

@@ -5,6 +5,8 @@ from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.events import WorkDone
 from mooncake_jax.instance.run import count_uses
@@ -68,6 +70,15 @@ class Works:
     """Asks for an early end, if the work was started."""
     if work.work_id is not None:
       self._backend.cancel(work.work_id)
+
+  def reads_from(self, instance: str) -> bool:
+    """Whether a work under way reads blocks of the instance's segments."""
+    return any(
+      isinstance(op.src, Replica) and owner(op.src.segment) == instance
+      for work in self._by_id.values()
+      if isinstance(work.payload, tuple)
+      for op in work.payload
+    )
 
   def stop_all_of(self, run: Run) -> None:
     """Asks for an early end of all works of a run."""

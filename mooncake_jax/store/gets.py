@@ -169,6 +169,10 @@ class Gets(Ledger):
     readable.sort(key=lambda copy: copy.stamp)
     return tuple(copy.key for copy in readable)
 
+  def replicas(self, segment: str) -> tuple[Replica, ...]:
+    """All that were published there, those that are leaving included."""
+    return tuple(copy.replica for copy in self._segment(segment).copies())
+
   def used_bytes(self, segment: str) -> int:
     return self._segment(segment).used_bytes
 

@@ -35,12 +35,18 @@ def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
   if spec.mooncake_bytes:
     mount(master, spec, REMOTE, block_bytes)
   for name in spec.prefill_names:
-    if spec.device_cache_tokens:
-      mount(master, spec, device_segment(name), block_bytes)
-    if spec.ssd_bytes:
-      mount(master, spec, ssd_segment(name), block_bytes)
-    mount(master, spec, name, block_bytes)
+    for segment in segments_of(spec, name):
+      mount(master, spec, segment, block_bytes)
   return master
+
+
+def segments_of(spec: ClusterSpec, instance: str) -> tuple[str, ...]:
+  """The segments of a prefill instance, lower tiers first."""
+  return (
+    *((device_segment(instance),) if spec.device_cache_tokens else ()),
+    *((ssd_segment(instance),) if spec.ssd_bytes else ()),
+    instance,
+  )
 
 
 def mount(
@@ -85,14 +91,14 @@ def lose(
   """
   if medium(segment) == 'device':
     raise ValueError(f'{segment=} is lost with its instance only')
-  gone = tuple(
-    Evicted(key, replica)
-    for key in master.inventory(segment)
-    for replica in master.peek(key)
-    if replica.segment == segment
-  )
-  departed = master.lose(segment)
+  gone = take_out(master, segment)
   mount(master, spec, segment, block_bytes)
   if medium(segment) == 'ssd':
     master.set_lower(owner(segment), segment)
-  return (*gone, *departed.evicted)
+  return gone
+
+
+def take_out(master: Master, segment: str) -> tuple[Evicted, ...]:
+  """Ends a segment, whoever reads there; returns what went with it."""
+  gone = tuple(Evicted(r.key, r) for r in master.replicas(segment))
+  return (*gone, *master.lose(segment).evicted)

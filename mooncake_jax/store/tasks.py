@@ -93,6 +93,22 @@ class Tasks(Puts):
     if target is not None and target in self._tasks:
       self._forget(target)
 
+  def drop(
+    self, key: BlockKey, segment: str, now_s: float
+  ) -> tuple[Evicted, ...]:
+    """Takes a block's copy out of one segment, pinned or not.
+
+    At once, or, with no new reader, when the last lease granted by now and
+    all copying of the block have ended; `reap` tells of it then.
+    """
+    self._counts.calls['drop'] += 1
+    block = self._blocks.get(key)
+    space = self._segment(segment)
+    copy = block.copy_in(space) if block is not None else None
+    if copy is None or copy.state < COMPLETE:
+      return ()
+    return self._part(copy, now_s)
+
   def reap(self, now_s: float) -> tuple[Evicted, ...]:
     """What time alone ends; to be called now and then.
 
