@@ -113,8 +113,8 @@ class Cluster:
       self._deadlines,
       (request.arrival_s + self.spec.request_timeout_s, run.key),
     )
-    if reason := self._members.refusal(placement):
-      self._flow.refuse(run, reason)
+    if blame := self._members.refusal(placement):
+      self._flow.refuse(run, f'{blame} takes no requests', blame)
     else:
       self._flow.begin(run)
 

@@ -70,13 +70,13 @@ class Members:
     self._gone: set[str] = set()
 
   def refusal(self, placement: Placement) -> str:
-    """Why no run may go where it was placed; '' if it may."""
+    """The instance that takes no run that was placed so; '' if all do."""
     for name, role in (
       (placement.prefill, self._flow.prefill),
       (placement.decode, self._flow.decode),
     ):
       if name in self._gone or name in self._draining or name not in role:
-        return f'{name} takes no requests'
+        return name
     return ''
 
   def drain(self, name: str) -> None:
@@ -237,8 +237,8 @@ class Members:
     for segment in self._segments(name):
       gone = take_out(self._master, segment)
       if medium(segment) == 'device':
-        assert instance is not None and instance.cache is not None
-        instance.cache.clear()
+        if instance is not None and instance.cache is not None:
+          instance.cache.clear()
         replicas = [evicted.replica for evicted in gone]
         self._flow.apply([*self._master.events.evicted(replicas, now_s)])
       else:
@@ -248,10 +248,11 @@ class Members:
   def _open(self, name: str) -> None:
     """Gives it empty memory, and tells that it is there."""
     instance = self._flow.prefill.get(name)
-    if instance is not None and instance.store is not None:
+    if instance is not None:
       for segment in segments_of(self._spec, name):
         mount(self._master, self._spec, segment, self._layout.block_bytes)
-      instance.store.is_closed = False
+      if instance.store is not None:
+        instance.store.is_closed = False
     joined = InstanceJoined(self._backend.now_s(), name, self._role(name))
     self._flow.apply([joined])
 

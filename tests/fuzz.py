@@ -20,6 +20,7 @@ from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster import Cluster
+from mooncake_jax.cluster import REAP_EVERY_S
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.admission import ADMISSIONS
 from mooncake_jax.conductor.conductor import Conductor
@@ -198,7 +199,8 @@ class Trial:
     self.cluster = Cluster(self.spec, MODEL, self.backend, recheck, COSTS)
     self.loss = rng.choice((0, 0, 0.01, 0.05))
     self.cancels = rng.choice((0, 0.01, 0.1))
-    self.backend.drops_are_read = not self.loss
+    self.moves = rng.choice((0, 0, 0.02, 0.1))
+    self.backend.drops_are_read = not self.loss and not self.moves
     for request in self.requests:
       self.backend.shadow.know(request, self.spec.block_size_tokens)
     self.ended: Counter[tuple[str, int]] = Counter()
@@ -223,13 +225,21 @@ class Trial:
     )
     assert not [r for r in records if r.outcome == 'running']
     assert self.cluster.idle
-    for event in self.cluster.step(self.backend.now_s()):
-      assert not isinstance(event, RequestEvent), event
-      self.conductor.observe(event)
+    self.settle()
     self.cluster.check()
     self.check_beliefs()
     made = [e.decision for e in journal if isinstance(e, Decision)]
     assert replay(journal, self.requests, self.make_conductor()) == made
+
+  def settle(self) -> None:
+    """Lets leases run out, so that what is leaving has left."""
+    rounds = 0
+    while rounds < 3 or not self.cluster.idle:
+      rounds += 1
+      until_s = self.backend.now_s() + self.spec.lease_s + 2 * REAP_EVERY_S
+      for event in self.cluster.step(until_s):
+        assert not isinstance(event, RequestEvent), event
+        self.conductor.observe(event)
 
   def on_event(self, event: Event) -> None:
     self.cluster.check()
@@ -252,8 +262,31 @@ class Trial:
       segments = [name]
       segments += [ssd_segment(name)] if self.spec.ssd_bytes else []
       segments += [REMOTE] if self.spec.mooncake_bytes else []
-      self.cluster.lose_segment(self.rng.choice(segments))
+      if name in self.cluster.master.segments():
+        self.cluster.lose_segment(self.rng.choice(segments))
+    if self.rng.random() < self.moves:
+      self.move()
     self.cluster.check()
+
+  def move(self) -> None:
+    """An instance comes, goes or changes; blocks are sent around.
+
+    The last of a role stays.
+    """
+    cluster, rng = self.cluster, self.rng
+    name = rng.choice([*cluster.prefill, *cluster.decode])
+    gone = name in cluster._members._gone
+    segments = [s for s in cluster.master.segments() if medium(s) != 'device']
+    keys = rng.choice(self.requests).block_keys
+    match rng.choice(('instance', 'instance', 'replicate', 'drop')):
+      case 'instance' if gone:
+        cluster.join(name)
+      case 'instance' if cluster._members._stay_without(name):
+        rng.choice((cluster.lose, cluster.drain))(name)
+      case 'replicate' if len(segments) > 1:
+        cluster.replicate(keys, *rng.sample(segments, 2))
+      case 'drop' if segments:
+        cluster.drop(keys, rng.choice(segments))
 
   def check_contents(self, event: Event) -> None:
     """What is published, handed over or emitted is right."""

@@ -81,10 +81,10 @@ class Flow:
     self.apply(self.prefill[name].enqueue(run, self._backend.now_s()))
     self._start_next(name)
 
-  def refuse(self, run: Run, reason: str) -> None:
-    """Ends a new run that can't begin."""
+  def refuse(self, run: Run, reason: str, blame: str) -> None:
+    """Ends a new run that can't begin, for an instance's fault."""
     self.runs[run.key] = run
-    self.fail(run, self._backend.now_s(), reason)
+    self.fail(run, self._backend.now_s(), reason, blame)
 
   def reads_from(self, instance: str) -> bool:
     """Whether a work under way reads blocks of the instance's segments."""
