@@ -257,7 +257,7 @@ def test_the_conductor_plans_to_read_what_the_store_has():
   assert len(plans) == 2
   assert plans[0].transfer_s == 0.0  # what others have put, nobody knows yet
   read_s = COSTS.transfer_s(5 * BLOCK_BYTES, 'remote_read')
-  assert plans[1].transfer_s == pytest.approx(read_s)
+  assert 0.0 < plans[1].transfer_s <= read_s  # less what streaming hides
   assert plans[1].prefill_s == COSTS.prompt_s(41, 40, SPEC.chunk_tokens)
 
 
