@@ -22,10 +22,8 @@ from collections import deque
 from collections.abc import Callable
 
 from mooncake_jax.backend import Completion
-from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
-from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.pool import PagePool
 from mooncake_jax.blocks.segments import medium
@@ -35,6 +33,7 @@ from mooncake_jax.cluster_spec import Streaming
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.instance.chunking import ChunkPlan
 from mooncake_jax.instance.device_cache import DeviceCache
+from mooncake_jax.instance.handing import hand_over
 from mooncake_jax.instance.run import Effects
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Start
@@ -351,31 +350,10 @@ class PrefillInstance:
     self, run: Run, num_tokens: int, after: tuple[Work, ...], now_s: float
   ) -> Effects:
     """Sends KVCache of the first tokens on that was not sent before."""
-    effects = self._hand_over(run, num_tokens, after)
+    effects = hand_over(self.name, self.layout, run, num_tokens, after)
     if self.store is not None:
       effects += self.store.store(run, num_tokens, after, now_s)
     return effects
-
-  def _hand_over(
-    self, run: Run, num_tokens: int, after: tuple[Work, ...]
-  ) -> Effects:
-    """Sends whole pages, and at last the rest, to the decode instance."""
-    first, last = run.handed_pages, num_tokens // self.layout.page_tokens
-    if num_tokens == run.request.num_prompt_tokens:
-      last = self.layout.pages_for(num_tokens)
-    if last == first:
-      return []
-    run.handed_pages = last
-    run.handoffs_open += 1
-    src = DevicePages(self.name, run.prefill_pages[first:last])
-    dst = DevicePages(run.placement.decode, run.decode_pages[first:last])
-    ops = tuple(
-      TransferOp(
-        src, dst, *layers, self.layout.part_bytes(last - first, layers)
-      )
-      for layers in self.layout.layer_ranges
-    )
-    return [Start(Work('handoff', self.name, ops, run, after=after))]
 
 
 def _tier(replica: Replica, instance: str) -> str:
