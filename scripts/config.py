@@ -32,7 +32,9 @@ __all__ = ['ConfigError', 'load']
 
 T = TypeVar('T')
 
-gin.add_config_file_search_path(str(gin_source.ROOT))
+# First, so that includes are found from any folder: elsewhere gin takes
+# 'configs' for a package.
+gin_config._LOCATION_PREFIXES.insert(0, str(gin_source.ROOT))
 
 
 def load(
@@ -59,7 +61,7 @@ def load(
   gin_source.read_text(extra, COMMAND_LINE, source)
   _check(source.bindings)
   gin.clear_config()
-  gin.parse_config_file(str(path))
+  gin.parse_config_file(str(gin_source.find(path).resolve()))
   gin.parse_config(extra)
   value = _build(root, str(path))
   _check_all_used(source.bindings)

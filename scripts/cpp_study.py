@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from dataclasses import replace
 from typing import Any
+from typing import get_args
 
+from mooncake_jax.cluster_spec import Executor
 from mooncake_jax.costs.best_chunk import ideal_chunk_tokens
 from mooncake_jax.costs.chunks import chunk_seconds
 from mooncake_jax.costs.chunks import chunk_stops
@@ -24,6 +26,7 @@ from mooncake_jax.costs.model import LINKS
 from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.costs.pipeline import best_chunk_tokens
 from mooncake_jax.costs.pipeline import even_bubble_share
+from mooncake_jax.costs.pipeline import even_makespan_s
 from mooncake_jax.costs.pipeline import split
 from mooncake_jax.costs.pipeline import stage_spans
 from mooncake_jax.costs.pipeline import StageSpan
@@ -102,6 +105,69 @@ def bubble_share(spans: Sequence[StageSpan]) -> float:
   return parts.bubble_s / parts.makespan_s
 
 
+def curves(rows: Sequence[SweepRow], figure: str = TTFT) -> Any:
+  """A figure over chunk size: a line for each number of stages, a panel a
+  prompt length.
+  """
+  lengths = sorted({values(row)['num_tokens'] for row in rows})
+  stages = sorted({values(row)['stages'] for row in rows})
+  found = {}
+  for tokens in lengths:
+    found[f'{tokens} tokens'] = {
+      f'{s} stages': points
+      for s in stages
+      if (points := _points(where(rows, num_tokens=tokens, stages=s), figure))
+    }
+  return line_panels(found, 'chunk tokens', figure)
+
+
+def _points(rows: Sequence[SweepRow], figure: str) -> list[tuple[int, float]]:
+  return [
+    (values(row)['chunk_tokens'], found)
+    for row in rows
+    if (found := row.figures.get(figure)) is not None
+  ]
+
+
+def exposed(rows: Sequence[SweepRow]) -> Any:
+  """KVCache still on its way when prefill ends: a line a way of streaming."""
+  name = 'prefill.kv_exposed_s'
+  ways = dict.fromkeys(values(row)['streaming'] for row in rows)
+  lines = {way: _points(where(rows, streaming=way), name) for way in ways}
+  return line_panels({'': lines}, 'chunk tokens', 'seconds exposed', 1)
+
+
+def naps(chunks: int, stages: int, stage_s: float) -> Any:
+  """The engine's executors with stages that do nothing but take time."""
+  from scripts.benches import fixed_stages
+
+  ideal_s = even_makespan_s(chunks, stages, stages * stage_s)
+  panels = {}
+  for executor in get_args(Executor):
+    spans = fixed_stages.measure(executor, chunks, stages, stage_s)
+    ratio = fixed_stages.makespan_s(spans) / ideal_s
+    title = f'{executor}: {ratio:.2f} of the ideal {ideal_s * 1e3:.0f} ms'
+    panels[title] = measured_spans(spans)
+  return charts(panels)
+
+
+def engine_table(rows: Sequence[SweepRow]) -> Listing:
+  """Measured means by prompt, stages and chunk size."""
+  names = (
+    TTFT,
+    'prefill.compute_s',
+    'prefill.bubble_s',
+    'prefill.boundary_s',
+    'prefill.kv_exposed_s',
+  )
+  axes = ('num_tokens', 'stages', 'chunk_tokens')
+  lines = [
+    [*(values(row)[axis] for axis in axes), *map(row.figures.get, names)]
+    for row in rows
+  ]
+  return Listing((*axes, *names), sorted(lines, key=lambda line: line[:3]))
+
+
 def best_sizes(rows: Sequence[SweepRow], costs: CostModel) -> Listing:
   """By prompt and stages: the best chunks, and what they gain."""
   axes = [values(row) for row in rows]
@@ -152,6 +218,22 @@ def _best_line(
     dynamic_s,
     1 - dynamic_s / fixed_s,
   ]
+
+
+def dynamic_gain(
+  rows: Sequence[SweepRow], num_tokens: int, stages: int
+) -> Listing:
+  """Fixed against dynamic chunks of one largest size, for each size."""
+  here = where(rows, num_tokens=num_tokens, stages=stages)
+  lines = []
+  for row in where(here, chunking='fixed'):
+    size = values(row)['chunk_tokens']
+    (other,) = where(here, chunking='dynamic', chunk_tokens=size)
+    fixed_s, dynamic_s = row.figures[TTFT], other.figures[TTFT]
+    assert fixed_s and dynamic_s
+    lines.append([size, fixed_s, dynamic_s, 1 - dynamic_s / fixed_s])
+  columns = ('chunk tokens', 'TTFT s, fixed', 'TTFT s, dynamic', 'gain')
+  return Listing(columns, lines)
 
 
 def parts(rows: Sequence[SweepRow], label: str = 'chunk_tokens') -> Any:

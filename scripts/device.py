@@ -36,8 +36,7 @@ def device_backend(
     ValueError: too few devices, or a KVCache dtype that there is not.
   """
   spec = experiment.cluster
-  num_meshes = spec.prefill_instances * spec.stages + spec.decode_instances
-  start_jax(num_meshes * spec.tensor_parallel)
+  start_jax(num_devices(spec))
   instances = instance_specs(spec, config)
   if spec.kv_dtype_bytes not in KV_DTYPES:
     raise ValueError(
@@ -83,6 +82,12 @@ def _stores(
     jax.numpy.dtype(dtype),
   )
   return [MooncakeSegment(REMOTE, experiment.store, block, spec.mooncake_bytes)]
+
+
+def num_devices(spec: ClusterSpec) -> int:
+  """How many a cluster takes."""
+  num_meshes = spec.prefill_instances * spec.stages + spec.decode_instances
+  return num_meshes * spec.tensor_parallel
 
 
 def start_jax(num_devices: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
 from rich.progress import BarColumn
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress
@@ -23,11 +24,13 @@ ENDS = (Finished, Failed, Cancelled, RejectedLate)
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[Event], None]]:
   """Gives the callback for `serve(on_event=)`; counts requests that ended."""
+  # As text in a notebook too, where it goes wherever stdout does.
   bar = Progress(
     TextColumn('{task.description}'),
     BarColumn(),
     MofNCompleteColumn(),
     TimeElapsedColumn(),
+    console=Console(force_jupyter=False),
   )
   with bar:
     task = bar.add_task(label, total=total)

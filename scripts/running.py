@@ -30,12 +30,19 @@ Opened = Callable[
 
 
 def run(
-  experiment: Experiment, operative: str, out: Path, opened: Opened = backends
+  experiment: Experiment,
+  operative: str,
+  out: Path,
+  opened: Opened = backends,
+  with_page: bool = True,
 ) -> dict[str, Outcome]:
   """Returns the outcome by column of the printed table, 'reuse' first.
 
-  The results of the run without reuse lie in a folder inside `out`. `opened`
-  gives what it runs on.
+  The results of the run without reuse lie in a folder inside `out`.
+
+  Args:
+    opened: gives what it runs on.
+    with_page: whether the results have a page to read.
   """
   started = datetime.now().isoformat(timespec='seconds')
   outcomes = _serve_all(experiment, opened)
@@ -45,8 +52,9 @@ def run(
   for name, outcome in outcomes.items():
     folder = out / WITHOUT if name == WITHOUT else out
     found = _environment(experiment, outcome, started)
-    _write(folder, experiment, operative, found, outcome)
-  print(f'results: {out}, open {out / "report.html"}')
+    _write(folder, experiment, operative, found, outcome, with_page)
+  where = f', open {out / "report.html"}' if with_page else ''
+  print(f'results: {out}{where}')
   return outcomes
 
 
@@ -104,6 +112,7 @@ def _write(
   operative: str,
   found: dict[str, Any],
   outcome: Outcome,
+  with_page: bool,
 ) -> None:
   results = Results(
     experiment.title,
@@ -114,4 +123,4 @@ def _write(
     outcome.summary,
     experiment.slo,
   )
-  write_results(folder, results)
+  write_results(folder, results, with_page)

@@ -78,8 +78,15 @@ def backends(
   """
   if experiment.backend == 'virtual':
     truth = experiment.truth or experiment.costs
-    stage_layers = experiment.cluster.layers_of_stages(config)
-    yield lambda: VirtualBackend(truth, stage_layers)
+    cluster = experiment.cluster
+    # A chunk's activations to the next stage, in KVCache's dtype.
+    boundary_s = truth.transfer_s(
+      cluster.chunk_tokens * config.model_dim * cluster.kv_dtype_bytes,
+      'handoff',
+    )
+    yield lambda: VirtualBackend(
+      truth, cluster.layers_of_stages(config), boundary_s=boundary_s
+    )
     return
   from scripts.device import device_backend
 

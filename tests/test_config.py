@@ -5,6 +5,7 @@ import pytest
 
 from scripts.config import ConfigError
 from scripts.config import load
+from scripts.experiment import Experiment
 from tests import config_pieces as pieces
 
 HEADER = """
@@ -163,3 +164,9 @@ def test_syntax_and_shape_of_files_and_bindings(fails, tmp_path):
   circle.write_text(f"include '{circle}'\n")
   with pytest.raises(ConfigError, match='includes itself'):
     load(circle, (), pieces.Root)
+
+
+def test_a_run_file_is_found_from_any_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  experiment, _ = load('configs/run/sim_cpp.gin', [], Experiment)
+  assert experiment.cluster.stages == 4

@@ -13,8 +13,8 @@ from mooncake_jax.metrics import latency
 from mooncake_jax.metrics.goodput import goodput
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.metrics.summary import Summary
-from mooncake_jax.metrics.table import flat
 from mooncake_jax.metrics.table import comparison
+from mooncake_jax.metrics.table import flat
 from mooncake_jax.metrics.table import table
 from mooncake_jax.request import Outcome
 from mooncake_jax.request import RequestRecord

@@ -46,28 +46,35 @@ class Results:
   slo: SLO
 
 
-def write_results(folder: Path, results: Results) -> None:
-  """Writes the seven files; the folder is made where it is missing."""
+def write_results(
+  folder: Path, results: Results, with_page: bool = True
+) -> None:
+  """Writes the seven files; the folder is made where it is missing.
+
+  The page is most of the work: a sweep over many short runs does without.
+  """
   folder.mkdir(parents=True, exist_ok=True)
+  works = [e for e in results.journal if isinstance(e, WorkDone)]
+  lines = timeline(results.records, works)
   (folder / 'operative_config.gin').write_text(results.config)
   _write_json(folder / 'environment.json', results.environment)
   write_records(folder / 'records.jsonl', results.records)
   write_journal(folder / 'events.jsonl', results.journal)
   _write_json(folder / 'summary.json', results.summary.to_dict())
-  works = [e for e in results.journal if isinstance(e, WorkDone)]
-  _write_json(
-    folder / 'timeline.json', timeline(results.records, works), indent=None
-  )
-  (folder / 'report.html').write_text(
-    page(
-      results.title,
-      results.records,
-      results.summary,
-      results.slo,
-      results.config,
-      results.environment,
-      works,
-    )
+  _write_json(folder / 'timeline.json', lines, indent=None)
+  if with_page:
+    (folder / 'report.html').write_text(_page(results, works))
+
+
+def _page(results: Results, works: Sequence[WorkDone]) -> str:
+  return page(
+    results.title,
+    results.records,
+    results.summary,
+    results.slo,
+    results.config,
+    results.environment,
+    works,
   )
 
 

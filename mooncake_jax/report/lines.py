@@ -58,6 +58,6 @@ def _style(
 def _wide(ways: Mapping[str, Sequence[tuple[Any, float]]]) -> bool:
   """Whether x are positive numbers that span much."""
   x = [at for points in ways.values() for at, _ in points]
-  if not all(isinstance(at, int | float) and at > 0 for at in x):
+  if not x or not all(isinstance(at, int | float) and at > 0 for at in x):
     return False
   return max(x) >= WIDE * min(x)

@@ -26,7 +26,7 @@ CHUNKS = (128, 256, 512, 1024, 2048)
 QUICK_CHUNKS = (256, 512, 2048)
 PREFIXES = (0, 1024, 4096)  # tokens before a chunk of ON_PREFIX
 ON_PREFIX = 256
-PEERS = ('transformers', 'vllm', 'llama_cpp')
+PEERS = ('transformers', 'vllm')
 GEMMS = 10  # products a turn
 SHARE, AHEAD, CHUNKED = 0.75, 1.1, 1.05
 

@@ -62,11 +62,20 @@ class SharedDevices:
       stack: closes what was opened.
     """
     self._stack = stack
+    self._start_jax(experiments)
     self._largest: dict[str, int] = {}
     for experiment in experiments:
       key, size = _devices_of(experiment), experiment.cluster.chunk_tokens
       self._largest[key] = max(size, self._largest.get(key, 0))
     self._open: dict[str, MakeBackend] = {}
+
+  def _start_jax(self, experiments: Sequence[Experiment]) -> None:
+    """Once JAX runs, a CPU's number of devices stays as it is."""
+    if experiments:
+      from scripts.device import num_devices
+      from scripts.device import start_jax
+
+      start_jax(max(num_devices(e.cluster) for e in experiments))
 
   @contextmanager
   def opened(

@@ -3,7 +3,8 @@
 
 `point.json` is written last and at once, so that it is there only of a run
 that ended: {"status": "done", "figures": {...}} or {"status": "failed",
-"reason": ...}. Beside it lie the run's results folder and `log.txt`.
+"reason": ...}. Beside it lie `log.txt` and the run's results, but for the page:
+`scripts/run.py FOLDER/operative_config.gin` makes it.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ def run_into(
   """
   try:
     experiment, operative = load(config, bindings, Experiment)
-    outcomes = run(experiment, operative, folder, opened)
+    outcomes = run(experiment, operative, folder, opened, with_page=False)
   except Exception as error:
     # Whatever it is: the other points go on, and the log has the traceback.
     write(folder, {'status': 'failed', 'reason': str(error) or repr(error)})

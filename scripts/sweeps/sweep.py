@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from rich.console import Console
 from rich.progress import Progress
 
 from scripts.sweeps import point as points
@@ -43,7 +44,8 @@ def run_sweep(
   todo = {point.name: point for point in made if _to_run(point, out, again)}
   for name in todo:
     (out / name / points.RESULT).unlink(missing_ok=True)
-  with Progress(transient=True) as bar:
+  console = Console(force_jupyter=False)
+  with Progress(console=console, transient=True) as bar:
     task = bar.add_task('runs', total=len(todo))
     runner(sweep.run, [*todo.values()], out, on_end=lambda _: bar.advance(task))
   rows = [_row(point, out) for point in made]
