@@ -52,6 +52,7 @@ def ask(
     waits,
     one,
     one,
+    one.astype(bool),
     remote_blocks,
     **kwargs,
   )
@@ -175,16 +176,18 @@ def test_what_only_the_remote_store_has_is_read_by_whoever_prefills(policy):
 
 
 def test_a_dear_second_of_compute_keeps_a_request_at_its_prefix():
-  waits_s = {'copy': [9.0, 0.0]}
+  waits_s = {'copy': [99.0, 0.0]}
   saved_s = COSTS.prompt_s(TOKENS, 0, 1024) - COSTS.prompt_s(
     TOKENS, 10 * BLOCK_TOKENS, 1024
   )
   queue_s = saved_s + 0.1
-  near = ((10, 10, queue_s), (0, 0, 0.0))
+  near = ((10, 10, queue_s + 9.0), (0, 0, 9.0))
   cheap = ask(*near, waits_s=waits_s, work_weight=0.0)
   dear = ask(*near, waits_s=waits_s, work_weight=1.0)
   assert decide('cost_based', cheap)[0] == 1
   assert decide('cost_based', dear)[0] == 0
+  idle = ask((10, 10, queue_s), (0, 0, 0.0), waits_s=waits_s, work_weight=1.0)
+  assert decide('cost_based', idle)[0] == 1
 
 
 def test_streaming_hides_a_transfer_behind_the_first_chunk():

@@ -42,6 +42,7 @@ def question(
     LinkWaits(view.prefill, now_s),
     view.prefill_error.factor_I,
     view.transfer_error.factor_I,
+    view.prefill.accepts_I,
     remote_blocks,
     view.overlap,
     rules.balancing_threshold,

@@ -89,6 +89,7 @@ class Question:
     queue_s_I: seconds until each could start.
     link_wait_s_I: seconds until each one's end of a link is free.
     prefill_factor_I, transfer_factor_I: online corrections of the costs.
+    accepts_I: who takes requests.
     remote_blocks: leading blocks in the remote store, which no instance owns.
     overlap: share of a first chunk's compute that hides a transfer
       (layer-wise streaming; 0 where a chunk waits for its whole prefix).
@@ -108,6 +109,7 @@ class Question:
   link_wait_s_I: Mapping[Link, np.ndarray]
   prefill_factor_I: np.ndarray
   transfer_factor_I: np.ndarray
+  accepts_I: np.ndarray
   remote_blocks: int = 0
   overlap: float = 0.0
   balancing_threshold: float = 2.0

@@ -19,8 +19,8 @@ class ConductorSpec:
     admission: whom to take: one of `admission.ADMISSIONS`.
     balancing_threshold: see `question.Question`; the paper gives no value
       ("adjusted manually").
-    work_weight: price of a second of prefill in 'cost_based', in seconds of
-      TTFT; see there.
+    work_weight: price of a second of prefill in 'cost_based' where all are
+      busy, in seconds of TTFT; see there.
     late_check: whether the decode instance checks TBT again after prefill;
       it always does with admission 'load'.
     prior_output_tokens: guess of an output's length before any has ended.

@@ -29,6 +29,7 @@ TRACES = ('conversation', 'synthetic')
 INSTANCES = (4, 8, 16, 32)
 SPEEDS = (1.0, 2.0)
 REQUESTS = 1200  # the first ones of a trace: a run takes seconds
+MAX_PROMPT_TOKENS = 128_000  # longer ones are cut: the model takes no more
 NEVER_S = 1e6  # nobody is given up, so that all policies serve the same
 
 
@@ -38,7 +39,10 @@ def policies(quick: bool) -> Iterator[Row]:
   for trace, instances, speed in [(TRACES[0], 8, 1.0)] if quick else cases:
     name = f'policies.{trace}.{instances}p{instances}d.x{speed:g}'
     scale = TraceScale(
-      num_requests=300 if quick else REQUESTS, time_scale=speed
+      num_requests=300 if quick else REQUESTS,
+      time_scale=speed,
+      max_prompt_tokens=MAX_PROMPT_TOKENS,
+      too_long='cut',
     )
     yield from compare(name, trace, scale, instances)
 

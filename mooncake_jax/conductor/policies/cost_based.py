@@ -11,10 +11,11 @@ That part: transfer grows by a constant a block, and what a block saves grows
 with its place in the prompt. So TTFT of a fetch is least with no block, with
 all of them, or with as many as arrive while the request queues anyway.
 
-Greedy TTFT ignores that a request's compute delays those after it. A plan's
-score therefore adds `work_weight` seconds a second of prefill: of two plans
-that are about as fast the one that computes less wins, which keeps requests
-where their prefix is while that costs little, and queues shorter for all.
+Greedy TTFT ignores that a request's compute delays those after it. Where all
+instances are busy a plan's score therefore adds `work_weight` seconds a second
+of prefill: of two plans that are about as fast the one that computes less wins,
+which keeps requests where their prefix is and queues shorter for all. Where one
+is idle, compute delays nobody, and the price is none.
 """
 
 import numpy as np
@@ -32,7 +33,8 @@ def cost_based(ask: Question) -> Plans:
   source_S, blocks_S = _sources(ask)
   extra_SI = np.maximum(blocks_S[:, None] - ask.local_blocks_I, 0)
   found = ask.forecast(extra_SI, source_S[:, None])
-  score_SI = _score(ask, found)
+  weight = _weight(ask, found)
+  score_SI = _score(found, weight)
   best = score_SI.argmin(axis=0), np.arange(score_SI.shape[1])
   plans = Plans(
     extra_SI[best],
@@ -40,11 +42,17 @@ def cost_based(ask: Question) -> Plans:
     score_SI[best],
     found.choose(best),
   )
-  return _partial(ask, plans, extra_SI, source_S, found)
+  return _partial(ask, plans, extra_SI, source_S, found, weight)
 
 
-def _score(ask: Question, found: Forecast) -> np.ndarray:
-  return found.ttft_s + ask.work_weight * found.prefill_s
+def _weight(ask: Question, found: Forecast) -> float:
+  """The price of compute: in full from a queue of one prompt everywhere on."""
+  least_s = float(ask.queue_s_I.min(where=ask.accepts_I, initial=np.inf))
+  return ask.work_weight * min(least_s / float(found.prefill_s.max()), 1.0)
+
+
+def _score(found: Forecast, weight: float) -> np.ndarray:
+  return found.ttft_s + weight * found.prefill_s
 
 
 def _sources(ask: Question) -> tuple[np.ndarray, np.ndarray]:
@@ -74,6 +82,7 @@ def _partial(
   extra_SI: np.ndarray,
   source_S: np.ndarray,
   found: Forecast,
+  weight: float,
 ) -> Plans:
   """Fetches of as many blocks as the queue hides, where those are better.
 
@@ -83,19 +92,24 @@ def _partial(
   late_SI = (found.transfer_s > 0) & (extra_SI > 1)
   if not late_SI.any():
     return plans
-  score_SI = _score(ask, found)
+  score_SI = _score(found, weight)
   bound_SI = np.where(late_SI, score_SI - found.transfer_s, np.inf)
   hopeful = np.flatnonzero(bound_SI.ravel() < plans.score_I.min())
   order = bound_SI.ravel()[hopeful].argsort()[:MAX_PARTIAL]
   for flat in hopeful[order].tolist():
     s, i = divmod(flat, len(plans.score_I))
     hidden_s = float(found.fetch_s[s, i] - found.transfer_s[s, i])
-    plans = _better(ask, plans, int(source_S[s]), i, hidden_s)
+    plans = _better(ask, plans, int(source_S[s]), i, hidden_s, weight)
   return plans
 
 
 def _better(
-  ask: Question, plans: Plans, source: int, i: int, hidden_s: float
+  ask: Question,
+  plans: Plans,
+  source: int,
+  i: int,
+  hidden_s: float,
+  weight: float,
 ) -> Plans:
   """The plans, with what `hidden_s` hides for instance i if that is better."""
   first_s, block_s = ask.copy_line(np.array([source]))
@@ -105,7 +119,7 @@ def _better(
   fetch_I, source_I = plans.fetch_blocks_I.copy(), plans.source_I.copy()
   fetch_I[i], source_I[i] = part, source
   found = ask.forecast(fetch_I, source_I)
-  score = _score(ask, found)[i]
+  score = _score(found, weight)[i]
   if score >= plans.score_I[i]:
     return plans
   score_I = plans.score_I.copy()
