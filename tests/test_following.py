@@ -191,6 +191,21 @@ def test_a_failure_takes_along_what_follows_and_nothing_else():
   assert ends[other].time_s == pytest.approx(2 * CHUNK_S)
 
 
+def test_what_failed_with_one_work_is_not_started_by_another():
+  backend = make(spoil=first_fails)
+  bad = backend.prefill('p', chunk())
+  good = backend.prefill('p', chunk(), ())
+  move = backend.transfer(handoff(0.01), 1, 9.0, (bad, good))
+  last = backend.transfer(handoff(0.01), 1, 9.0, (move,))
+  ends = drain(backend)
+  assert [ends[w].status for w in (bad, good, move, last)] == [
+    'failed',
+    'completed',
+    'failed',
+    'failed',
+  ]
+
+
 def test_a_chunk_whose_prefix_times_out_lets_the_next_run_at_once():
   backend = make((10, 10))
   move = backend.transfer(fetch(50.0), 0, 7.0)

@@ -174,6 +174,8 @@ class VirtualBackend:
   def _settled(self, work: SimWork) -> None:
     """It is known when (more) layers of a work will be done."""
     for follower in work.followers:
+      if follower.work_id not in self._works:
+        continue  # it has failed with another that it followed
       if isinstance(follower, SimChunk):
         self._pipeline(follower.instance).poke()
       elif isinstance(follower, SimTransfer):
