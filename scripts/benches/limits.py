@@ -5,12 +5,15 @@ Each limit is the simplest program that does nothing else: one large matrix
 product, one pass over a large matrix, one copy.
 """
 
+import functools
+
 import jax
 from jax import numpy as jnp
 import numpy as np
 
 from scripts.benches.rows import best_s
 
+READ_BYTES = 256 << 20  # of one read
 GEMM_FLOPS = 2 * 512 * 2048 * 2048  # of one product
 
 
@@ -27,12 +30,16 @@ def gemm_flops_per_s(repeats: int) -> float:
   return GEMM_FLOPS / best_s(gemm, repeats)
 
 
-def read_bytes_per_s(repeats: int) -> float:
-  """Memory bandwidth of vector-matrix products over 256 MiB of float32."""
+def read(count: int = 1) -> None:
+  """Vector-matrix products over 256 MiB of float32."""
   x_TD = jnp.ones((1, 4096))
-  w_DF = jnp.ones((4096, 16384))
-  seconds = best_s(lambda: _product(x_TD, w_DF), repeats)
-  return w_DF.nbytes / seconds
+  for _ in range(count):
+    jax.block_until_ready(_product(x_TD, _wide()))
+
+
+@functools.cache
+def _wide() -> jax.Array:
+  return jnp.ones((4096, READ_BYTES // 4 // 4096))
 
 
 def copy_bytes_per_s(num_bytes: int, repeats: int) -> float:

@@ -49,8 +49,13 @@ class Model:
     dtype: jax.typing.DTypeLike = 'float32',
     kernel: AttentionKernel = 'jnp',
     unroll: bool = True,
+    num_pages: int | None = None,
   ):
-    """Makes weights and a pool of `dtype` for so many rows and tokens."""
+    """Makes weights and a pool of `dtype` for so many rows and tokens.
+
+    With fewer `num_pages` than that, long contexts go with few rows: a row's
+    pages follow the row's before it, as far as the step needs them.
+    """
     self.config = config
     self.kernel: AttentionKernel = kernel
     self.mesh = sharding.make_mesh(jax.devices()[:1], config)
@@ -58,18 +63,20 @@ class Model:
     made = made if unroll else params.stack_layers(made)
     self.params = params.materialize_unembed(made)
     self._pages = -(-max_tokens // PAGE_TOKENS)
-    self._kv = pages.init_pool(
-      config, 1 + max_batch * self._pages, PAGE_TOKENS, dtype, self.mesh
-    )
+    count = num_pages or 1 + max_batch * self._pages
+    self._kv = pages.init_pool(config, count, PAGE_TOKENS, dtype, self.mesh)
 
-  def _table(self, row: int) -> np.ndarray:
-    return 1 + row * self._pages + np.arange(self._pages, dtype=np.int32)
+  def _table(self, row: int, each: int) -> np.ndarray:
+    """Rows of `each` pages lie behind each other."""
+    table_P = np.zeros(self._pages, np.int32)
+    table_P[:each] = 1 + row * each + np.arange(each)
+    return table_P
 
   def prefill(self, chunk_tokens: int, prefix_tokens: int) -> jax.Array:
     """One chunk on a prefix; returns its logits [V]."""
     host = (
       np.arange(chunk_tokens, dtype=np.int32) % self.config.vocab_size,
-      self._table(0),
+      self._table(0, self._pages),
       np.int32(prefix_tokens),
       np.int32(chunk_tokens),
       SamplingRows.of([Sampling()]),
@@ -85,13 +92,14 @@ class Model:
     return logits_V
 
   def batch(self, positions: Sequence[int]) -> DecodeState:
-    """A batch whose rows stand at these positions."""
+    """A batch whose rows stand at these positions; room for a page more."""
     count = len(positions)
+    each = -(-(max(positions) + PAGE_TOKENS) // PAGE_TOKENS)
     state = DecodeState(
       tokens_B=np.ones(count, np.int32),
       positions_B=np.array(positions, np.int32),
       active_B=np.ones(count, bool),
-      page_table_BP=np.stack([self._table(i) for i in range(count)]),
+      page_table_BP=np.stack([self._table(i, each) for i in range(count)]),
       sampling=SamplingRows.of([Sampling()] * count),
     )
     return sharding.place(state, self.mesh)
