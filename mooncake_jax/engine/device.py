@@ -271,8 +271,10 @@ class DeviceBackend:
       instance.close()
 
   def compiled_programs(self) -> int:
-    """Programs this process has compiled; after `warmup` it stays the same."""
-    return programs.count()
+    """Programs compiled here; after `warmup` it stays the same."""
+    return programs.count() + sum(
+      instance.num_step_programs for instance in self.instances.values()
+    )
 
   def _open(self) -> WorkId:
     work_id = next(self._ids)

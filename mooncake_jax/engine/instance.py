@@ -84,6 +84,12 @@ class Instance:
     )
 
   @property
+  def num_step_programs(self) -> int:
+    """Batch sizes that decode steps were compiled for."""
+    models = [stage.desk.model for stage in self.stages]
+    return sum(model.steps.num_programs for model in models if model)
+
+  @property
   def groups(self) -> list[Layers]:
     """Layer ranges that a chunk is computed in, one by one."""
     return [g for stage in self.stages for g in stage.groups]

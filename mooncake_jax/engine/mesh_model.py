@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from mooncake_jax.backend import DecodeRow
+from mooncake_jax.engine.bound_step import BoundStep
 from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.spec import bucket
 from mooncake_jax.engine.stage_pool import ChunkInputs
@@ -31,6 +32,7 @@ class MeshModel:
 
   Attributes:
     groups: consecutive layer ranges, which a chunk goes through one by one.
+    steps: the programs of decode steps.
   """
 
   def __init__(
@@ -47,7 +49,8 @@ class MeshModel:
     self.groups = tuple(groups)
     self._prefill = prefill_program
     self._group_params = params
-    self._params = join_params(params)
+    whole = join_params(params)
+    self.steps = BoundStep(whole, config, pool.spec.attention)
     firsts = [start - pool.layers[0] for start, _ in groups]
     self._first_layers = [pool.put(np.int32(first)) for first in firsts]
 
@@ -101,12 +104,6 @@ class MeshModel:
     self, state: decode.DecodeState
   ) -> tuple[decode.DecodeState, jax.Array]:
     """Steps a batch by one token; returns the report on it [B, R] too."""
-    state, report_BR, self.pool.kv = decode.decode_step(
-      self._params,
-      self.config,
-      self.pool.kv,
-      state,
-      self.pool.spec.attention,
-    )
+    state, report_BR, self.pool.kv = self.steps(self.pool.kv, state)
     report_BR.copy_to_host_async()
     return state, report_BR
