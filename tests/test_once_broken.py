@@ -16,6 +16,7 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.events import BlocksStored
+from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.request import Placement
 from mooncake_jax.serve import Decision
@@ -221,3 +222,16 @@ def test_who_leaves_a_queue_does_not_restart_its_first():
   loads.add('prefill0', 'b', 10.0, 0.0)
   loads.remove('prefill0', 'b', 9.0)
   assert loads.queue_s_I(9.0)[0] == 1.0
+
+
+def test_who_fetches_is_not_overtaken_by_who_came_later():
+  """A queue, one that fetches while it waits, and a long one behind it."""
+  cluster = make_virtual(replace(SPEC, prefill_pool_tokens=512))
+  submit(cluster, 'warm', prompt(1))
+  run(cluster)
+  submit(cluster, 'queue', prompt(2, 100), prefill='prefill1')
+  plan = {'fetch_blocks': 5, 'fetch_from': 'prefill0'}
+  submit(cluster, 'fetches', prompt(1), prefill='prefill1', **plan)
+  submit(cluster, 'later', prompt(3, 100), prefill='prefill1')
+  done = [e.request_id for e in run(cluster) if isinstance(e, PrefillDone)]
+  assert done == ['queue', 'fetches', 'later']

@@ -71,6 +71,7 @@ class PrefillInstance:
     self.queue: deque[Run] = deque()
     # Runs with chunks to be started: their prefix is there, or on its way.
     self._ready: deque[Run] = deque()
+    self._num_started = 0
     self._hopeful: deque[Run] = deque()
     self._num_chunks = 0
 
@@ -103,6 +104,8 @@ class PrefillInstance:
       self.queue.popleft()
       run.prefill_pages = pages
       run.left_queue_s = now_s
+      self._num_started += 1
+      run.turn = self._num_started
       effects += self._fetch(run, now_s)
     return effects
 
@@ -243,7 +246,7 @@ class PrefillInstance:
   def _begin(self, run: Run, now_s: float) -> Effects:
     """Prefill may start: what could be had of the prefix is on the device."""
     self._cut(run)
-    self._ready.append(run)
+    self._line_up(run)
     effects = self._settle(run, now_s)
     if self.streaming != 'prompt':
       effects += self._send(run, run.next_start, (), now_s)
@@ -256,8 +259,22 @@ class PrefillInstance:
       if run.next_start > run.loaded_tokens(self.layout):
         self._ready.appendleft(run)  # it has begun
       else:
-        self._ready.append(run)
+        self._line_up(run)
     return [*self._settle(run, now_s), *self._dispatch(now_s)]
+
+  def _line_up(self, run: Run) -> None:
+    """Among the ready runs, in the order in which they left the queue.
+
+    Else one that had to fetch would wait for all later ones that had not. None
+    goes ahead of a run that has begun.
+    """
+    place = len(self._ready)
+    while place and self._ready[place - 1].turn > run.turn:
+      before = self._ready[place - 1]
+      if before.next_start > before.loaded_tokens(self.layout):
+        break
+      place -= 1
+    self._ready.insert(place, run)
 
   def _void(self, run: Run) -> Effects:
     """Stops all that was started behind a read that brought too little."""

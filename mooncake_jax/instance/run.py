@@ -37,6 +37,7 @@ class Run:
     prefill_uses, decode_uses: works under way that touch those pages.
     is_probing: a store is being asked for its blocks; it queues until then.
     works: its works under way, in the order they were started.
+    turn: counts the instance's runs as they left its queue.
     prefix: replicas of the leading blocks, to be read or read already.
     loaded_blocks: of them, those that lie in the pages for sure.
     shared: of them, those whose pages are the device cache's.
@@ -64,6 +65,7 @@ class Run:
   works: 'dict[Work, None]' = field(default_factory=dict)
   prefix: tuple[Replica, ...] = ()
   left_queue_s: float = 0.0
+  turn: int = 0
   loaded_blocks: int = 0
   shared: tuple[Replica, ...] = ()
   num_fetches: int = 0
