@@ -22,6 +22,10 @@ import heapq
 import itertools
 
 from mooncake_jax.cluster import Cluster
+from mooncake_jax.conductor.advice import Advice
+from mooncake_jax.conductor.advice import DropCopies
+from mooncake_jax.conductor.advice import Replicate
+from mooncake_jax.conductor.advice import SetRole
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
@@ -103,7 +107,20 @@ def serve(
       if _arrive(request, conductor, cluster, book, journal, now_s):
         retries.remember(request)
     hear(cluster.step(arrivals[0][0] if arrivals else None))
+    _carry_out(conductor.advise(cluster.backend.now_s()), cluster)
   return book.records, journal
+
+
+def _carry_out(advice: list[Advice], cluster: Cluster) -> None:
+  """Copies and roles that the Conductor would have changed."""
+  for each in advice:
+    match each:
+      case Replicate():
+        cluster.replicate(each.keys, each.source, each.target)
+      case DropCopies():
+        cluster.drop(each.keys, each.instance)
+      case SetRole():
+        cluster.set_role(each.instance, each.role)
 
 
 class Retries:

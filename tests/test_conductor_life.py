@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission, retries, expiry, lost telemetry, explanations and advice."""
+"""Admission, retries, expiry, lost telemetry and explanations."""
 
 from dataclasses import replace
 import itertools
@@ -16,17 +16,11 @@ from lifecycle import MODEL
 from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
-from mooncake_jax.conductor.advice import DropCopies
-from mooncake_jax.conductor.advice import Replicate
-from mooncake_jax.conductor.advice import SetRole
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.decode_horizon import DecodeHorizon
-from mooncake_jax.conductor.heat import Replication
-from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.telemetry import Telemetry
 from mooncake_jax.conductor.work_costs import belief_of
-from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Failed
 from mooncake_jax.events import InstanceJoined
 from mooncake_jax.events import InstanceLost
@@ -288,67 +282,6 @@ def test_a_restarted_conductor_knows_what_instances_hold():
   placed = conductor.place(request, 0.0)
   assert isinstance(placed, Placement)
   assert (placed.prefill, placed.local_blocks) == ('prefill1', 4)
-
-
-def test_hot_prefixes_are_copied_within_budget_and_cooled_again():
-  spec = replace(SPEC, prefill_instances=3)
-  block_bytes = spec.layout(MODEL).block_bytes
-  rules = Replication(
-    hot_per_s=0.5,
-    cool_per_s=0.1,
-    half_life_s=10.0,
-    copy_bytes_per_s=block_bytes,
-    burst_s=5.0,
-    min_blocks=2,
-  )
-  conductor = make_conductor(spec, replication=rules, policy='cache_aware')
-  head = ask('a', 41)
-  conductor.observe(BlocksStored(0.0, 'prefill0', head.block_keys))
-  advice, moved_s = [], []
-  for i in range(30):
-    now_s = float(i)
-    conductor.place(replace(head, request_id=f'r{i}'), now_s)
-    for each in conductor.advise(now_s):
-      advice.append(each)
-      moved_s.append(now_s)
-      if isinstance(each, Replicate):
-        conductor.observe(BlocksStored(now_s, each.target, each.keys))
-  assert advice and all(isinstance(a, Replicate) for a in advice)
-  assert {a.target for a in advice} <= {'prefill1', 'prefill2'}
-  assert moved_s[0] >= 4.0  # four blocks had to be saved up for
-  cooled = conductor.advise(400.0)
-  assert [type(a) for a in cooled] == [DropCopies] * len(advice)
-  assert conductor.advise(401.0) == []
-
-
-def test_roles_change_with_hysteresis():
-  spec = replace(SPEC, prefill_instances=2, decode_instances=4)
-  rules = RoleRules(hold_s=10.0, rest_s=60.0, average_s=20.0)
-  conductor = make_conductor(
-    spec, roles=rules, admission='none', policy='load_balancing'
-  )
-  changes = []
-  for i in range(400):
-    now_s = 0.25 * i
-    conductor.view.decode.left_tokens_I[:] = 0
-    placed = conductor.place(ask(f'r{i}', 120, 1), now_s)
-    assert isinstance(placed, Placement)
-    conductor.observe(Failed(now_s, f'r{i}', 0, placed.prefill))
-    conductor._adviser._roles.placed(0.4, 0.2, now_s)  # pyright: ignore
-    changes += [(now_s, a) for a in conductor.advise(now_s)]
-  assert all(isinstance(a, SetRole) and a.role == 'prefill' for _, a in changes)
-  times_s = [t for t, _ in changes]
-  assert times_s and times_s[0] >= 10.0
-  assert all(b - a >= 60.0 for a, b in itertools.pairwise(times_s))
-
-
-def test_balanced_pools_are_left_alone():
-  conductor = make_conductor(roles=RoleRules(hold_s=1.0))
-  roles = conductor._adviser._roles
-  assert roles is not None
-  for i in range(300):
-    roles.placed(1.0, 0.5, float(i))
-    assert conductor.advise(float(i)) == []
 
 
 def test_instances_that_differ_are_believed_to():

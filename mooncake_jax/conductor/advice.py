@@ -5,6 +5,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mooncake_jax.request import BlockKey
 
@@ -31,7 +32,7 @@ class SetRole:
   """Drain an instance and let it take the other role, 'prefill' or 'decode'."""
 
   instance: str
-  role: str
+  role: Literal['prefill', 'decode']
 
 
 Advice = Replicate | DropCopies | SetRole

@@ -34,6 +34,8 @@ class Adviser:
   def advise(self, now_s: float) -> list[Advice]:
     """What is worth doing now; it is taken to be done."""
     view, advice = self._view, []
+    if not self._heat and not self._roles:
+      return advice
     queue_s_I = view.prefill.queue_s_I(now_s)
     prefill = _idle_first(view.prefill.names, view.prefill.accepts_I, queue_s_I)
     if self._heat:

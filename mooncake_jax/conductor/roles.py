@@ -91,7 +91,7 @@ class Roles:
       return None
     self._changed_s, self._wanted = now_s, ''
     names = decode_idle_first if role == 'prefill' else prefill_idle_first
-    return SetRole(names[0], role)
+    return SetRole(names[0], 'prefill' if role == 'prefill' else 'decode')
 
   def _better(self, num_prefill: int, num_decode: int, now_s: float) -> str:
     """The role that should get one more instance, or ''."""
