@@ -12,6 +12,7 @@ from jax import numpy as jnp
 
 from mooncake_jax.model import attention
 from mooncake_jax.model import layers as parts
+from mooncake_jax.model import quantize
 from mooncake_jax.model import rope
 from mooncake_jax.model import sharding
 from mooncake_jax.model.kernels import AttentionKernel
@@ -56,13 +57,17 @@ def stage_fn(
   angles = rope.angles(config, position_BT)
 
   def run(i, layer, x_BTD, kv):
+    layer = quantize.dense(layer)
     h_BTD = parts.rms_norm(x_BTD, layer['attn_norm'], config.norm_eps)
     q_BTKGH, k_BTKH, v_BTKH = parts.qkv(layer, config, h_BTD, angles)
-    kv = _write(kv, i, where, k_BTKH, v_BTKH)
+    kv_BT2KH = jnp.stack([k_BTKH, v_BTKH], axis=2)
+    kv = _write(kv, i, where, quantize.shrink(layer, kv_BT2KH, kv.dtype))
+    q_BTKGH = quantize.widen_query(layer, q_BTKGH)
     rows = (page_table_BP, start_B, stop_B)
     o_BTKGH = attention.attend(
       q_BTKGH, kv, i, *rows, config.sliding_window, kernel
     )
+    o_BTKGH = quantize.widen_output(layer, o_BTKGH)
     x_BTD += parts.attention_output(layer, o_BTKGH)
     h_BTD = parts.rms_norm(x_BTD, layer['mlp_norm'], config.norm_eps)
     return x_BTD + parts.mlp(layer, h_BTD), kv
@@ -106,9 +111,8 @@ def _slots(page_table_BP, position_BT, stop_B, page_tokens):
   return jnp.where(valid_BT, page_BT, 0), position_BT % page_tokens
 
 
-def _write(kv, layer, where, k_BTKH, v_BTKH):
+def _write(kv, layer, where, kv_BT2KH):
   page_BT, offset_BT = where
-  kv_BT2KH = jnp.stack([k_BTKH, v_BTKH], axis=2).astype(kv.dtype)
   return kv.at[layer, page_BT, :, offset_BT].set(kv_BT2KH)
 
 

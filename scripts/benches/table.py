@@ -13,6 +13,7 @@ from scripts.benches.mooncake import mooncake as mooncake_rows
 from scripts.benches.overlap import overlap
 from scripts.benches.policies import policies
 from scripts.benches.prefill import prefill
+from scripts.benches.quantized import quantized
 from scripts.benches.rows import Row
 from scripts.benches.ssd import ssd
 from scripts.benches.steady import steady
@@ -24,6 +25,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'cpp': cpp,
   'decode': decode,
+  'quantized': quantized,
   'store': lambda quick: [*steady(quick), *store(quick)],
   'transfer': lambda quick: [*transfer(quick), *ssd(quick)],
   'mooncake': mooncake_rows,
