@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 import sys
 from urllib.parse import unquote
@@ -22,8 +23,7 @@ from mooncake_jax.transfer.host_memory import keep_freed_memory
 from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
-
-KV_DTYPES = {4: 'float32', 2: 'bfloat16'}
+from scripts.models import KV_DTYPES
 
 
 @contextmanager
@@ -37,7 +37,10 @@ def device_backend(
   """
   spec = experiment.cluster
   start_jax(num_devices(spec))
-  instances = instance_specs(spec, config)
+  instances = [
+    replace(instance, attention=experiment.attention)
+    for instance in instance_specs(spec, config)
+  ]
   if spec.kv_dtype_bytes not in KV_DTYPES:
     raise ValueError(
       f'ClusterSpec.kv_dtype_bytes={spec.kv_dtype_bytes} must be one of '
@@ -48,13 +51,14 @@ def device_backend(
     print(f'{model.path}: not there, random weights instead', file=sys.stderr)
   dtype = KV_DTYPES[spec.kv_dtype_bytes]
   stores = _stores(experiment, config, dtype)
-  # CPU devices share one tree; elsewhere each instance reads its own slices.
-  on_cpu = jax.default_backend() == 'cpu'
+  # CPU devices share one tree; elsewhere each instance reads its own slices,
+  # and smaller weights are made of them there.
+  is_shared = jax.default_backend() == 'cpu' and model.weights == 'float32'
   with DeviceBackend(
     config,
     spec.layout(config),
     instances,
-    model.load_params() if on_cpu else model.load_params,
+    model.load_params() if is_shared else model.load_params,
     kv_dtype=dtype,
     stores=stores,
   ) as backend:

@@ -29,6 +29,8 @@ class Experiment:
     store: the Mooncake Store that a cluster with `mooncake_bytes` shares with
       others, on devices; a simulation has its own.
     truth: what work really takes in a simulation; None is `costs`, an oracle.
+    attention: the kernel on devices: 'jnp', 'pallas', 'cudnn', 'tpu_ragged';
+      see model/attention.py.
     compare_reuse: serve the same requests once more with reuse off.
     show_answers: print so many of the outputs.
   """
@@ -43,6 +45,7 @@ class Experiment:
   backend: Literal['device', 'virtual'] = 'virtual'
   truth: CostModel | None = None
   store: MooncakeConfig | None = None
+  attention: Literal['jnp', 'pallas', 'cudnn', 'tpu_ragged'] = 'jnp'
   compare_reuse: bool = False
   show_answers: int = 0
 

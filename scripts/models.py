@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from typing import get_args
+from typing import Literal
 from typing import Protocol
 
 from mooncake_jax.blocks.identity import kv_identity
@@ -13,6 +15,10 @@ from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.workload.session_file import Message
 from mooncake_jax.workload.words import WordCodec
 from scripts.gin_source import ROOT
+
+Weights = Literal['float32', 'int8']
+# By bytes of a number: what a cluster's KVCache may be of.
+KV_DTYPES = {4: 'float32', 2: 'bfloat16'}
 
 
 class Tokens(Protocol):
@@ -33,13 +39,19 @@ class Model:
     config: the shape of random weights, which also stand in where there is
       nothing at `path`.
     seed: of random weights.
+    weights: 'int8' makes the layers' matrices smaller; see model/quantize.py.
   """
 
   path: str | None = None
   config: ModelConfig | None = None
   seed: int = 0
+  weights: Weights = 'float32'
 
   def __post_init__(self):
+    if self.weights not in get_args(Weights):
+      raise ValueError(
+        f'Model.weights={self.weights!r} must be one of {get_args(Weights)}'
+      )
     if self.path is None and self.config is None:
       raise ValueError('Model.path=None and Model.config=None: give one')
 
@@ -71,14 +83,26 @@ class Model:
 
     return ModelConfig.from_hf(gguf_config.hf_config(GGUFFile(path)))
 
-  def identity(self) -> str:
+  def identity(self, kv_dtype_bytes: int) -> str:
     """Seed of block keys: another model's KVCache is never reused."""
     path = self.find()
     weights = f'random-{self.seed}' if path is None else fingerprint(path)
-    return kv_identity(self.read_config(), weights, 'float32')
+    if self.weights != 'float32':
+      weights += f'-{self.weights}'
+    kv_dtype = KV_DTYPES.get(kv_dtype_bytes, f'{kv_dtype_bytes} bytes')
+    return kv_identity(self.read_config(), weights, kv_dtype)
 
   def load_params(self, mesh: Any = None) -> Any:
-    """Weights in float32, on an instance's mesh if one is given."""
+    """Weights, on an instance's mesh if one is given."""
+    from mooncake_jax.model import quantize
+
+    loaded = self._load(mesh)
+    if self.weights == 'int8':
+      return quantize.quantize_weights(loaded)
+    return loaded
+
+  def _load(self, mesh: Any) -> Any:
+    """In float32."""
     import jax
 
     from mooncake_jax.model import params

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from engine_pieces import MODEL
 from lifecycle import MODEL
 from mooncake_jax.blocks.identity import kv_identity
 from mooncake_jax.model.checkpoints.fingerprint import fingerprint
+from scripts.models import Model
 
 
 def test_the_identity_tells_models_and_dtypes_apart():
@@ -37,3 +39,16 @@ def test_a_fingerprint_sees_content_names_and_sizes(tmp_path):
 def test_a_missing_checkpoint_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='nowhere'):
     fingerprint(tmp_path / 'nowhere')
+
+
+def test_smaller_weights_or_kvcache_are_another_identity():
+  plain, small = Model(config=MODEL), Model(config=MODEL, weights='int8')
+  named = {
+    model.identity(kv_dtype_bytes)
+    for model in (plain, small)
+    for kv_dtype_bytes in (2, 4)
+  }
+  assert len(named) == 4
+  assert plain.identity(4) == kv_identity(MODEL, 'random-0', 'float32')
+  with pytest.raises(ValueError, match="Model.weights='int3'"):
+    Model(config=MODEL, weights='int3')  # pyright: ignore
