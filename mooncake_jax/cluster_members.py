@@ -176,7 +176,7 @@ class Members:
       if phase == 'copies' and not self._flow.reads_from(name):
         self._draining[name] = phase = 'readers'
         self._unmount(name, self._backend.now_s())
-      if phase == 'readers' and not self._flow.reads_from(name):
+      if phase == 'readers' and not self._flow.needs(name):
         del self._draining[name]
         self._gone.add(name)
         self._close(name)

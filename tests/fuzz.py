@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 import random
 import sys
+import traceback
 
 import numpy as np
 
@@ -23,10 +24,17 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster import REAP_EVERY_S
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.admission import ADMISSIONS
+from mooncake_jax.conductor.advice import Advice
+from mooncake_jax.conductor.advice import DropCopies
+from mooncake_jax.conductor.advice import Replicate
+from mooncake_jax.conductor.advice import SetRole
 from mooncake_jax.conductor.conductor import Conductor
+from mooncake_jax.conductor.heat import Replication
 from mooncake_jax.conductor.policies import POLICIES
 from mooncake_jax.conductor.prefix_index import PrefixIndex
+from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.conductor.spec import ConductorSpec
+from mooncake_jax.conductor.telemetry import Telemetry
 from mooncake_jax.costs.model import LINKS
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Cancelled
@@ -177,6 +185,23 @@ def random_requests(spec: ClusterSpec, seed: int) -> list[Request]:
   return requests
 
 
+def random_rules(rng: random.Random) -> ConductorSpec:
+  return ConductorSpec(
+    policy=rng.choice(list(POLICIES)),
+    admission=rng.choice(list(ADMISSIONS)),
+    late_check=rng.random() < 0.3,
+    balancing_threshold=rng.choice((1.0, 2.0)),
+    max_attempts=rng.choice((1, 2, 3, 9)),
+    replication=rng.choice(
+      (None, Replication(1e-3, 1e-4, 1.0, 1e9, 1.0, min_blocks=1))
+    ),
+    roles=rng.choice((None, RoleRules(0.01, 1e-3, 1e-2, 0.05))),
+    telemetry=Telemetry(
+      rng.choice((0, 0, 0, 1e-3, 0.1)), rng.choice((0, 0, 0, 0.1, 0.99))
+    ),
+  )
+
+
 class Trial:
   """One random cluster under random failures, checked at every event."""
 
@@ -185,12 +210,7 @@ class Trial:
     self.spec = random_spec(rng)
     self.requests = random_requests(self.spec, seed)
     self.slo = rng.choice((LOOSE, SLO(ttft_s=0.05, tbt_s=0.003)))
-    self.rules = ConductorSpec(
-      policy=rng.choice(list(POLICIES)),
-      admission=rng.choice(list(ADMISSIONS)),
-      late_check=rng.random() < 0.3,
-      balancing_threshold=rng.choice((1.0, 2.0)),
-    )
+    self.rules = random_rules(rng)
     self.conductor = self.make_conductor()
     self.store = self.others_store()
     broken = rng.choice((0, 0, 0.02, 0.2))
@@ -200,7 +220,8 @@ class Trial:
     self.loss = rng.choice((0, 0, 0.01, 0.05))
     self.cancels = rng.choice((0, 0.01, 0.1))
     self.moves = rng.choice((0, 0, 0.02, 0.1))
-    self.backend.drops_are_read = not self.loss and not self.moves
+    self.heeds = rng.choice((0, 0.1))
+    self.backend.drops_are_read = not (self.loss or self.moves or self.heeds)
     for request in self.requests:
       self.backend.shadow.know(request, self.spec.block_size_tokens)
     self.ended: Counter[tuple[str, int]] = Counter()
@@ -227,6 +248,8 @@ class Trial:
     assert self.cluster.idle
     self.settle()
     self.cluster.check()
+    late_s = self.spec.request_timeout_s + self.rules.telemetry.delay_s
+    self.conductor._hear(self.backend.now_s() + late_s)
     self.check_beliefs()
     made = [e.decision for e in journal if isinstance(e, Decision)]
     assert replay(journal, self.requests, self.make_conductor()) == made
@@ -266,6 +289,9 @@ class Trial:
         self.cluster.lose_segment(self.rng.choice(segments))
     if self.rng.random() < self.moves:
       self.move()
+    if self.rng.random() < self.heeds:
+      for advice in self.conductor.advise(self.backend.now_s()):
+        self.heed(advice)
     self.cluster.check()
 
   def move(self) -> None:
@@ -278,15 +304,30 @@ class Trial:
     gone = name in cluster._members._gone
     segments = [s for s in cluster.master.segments() if medium(s) != 'device']
     keys = rng.choice(self.requests).block_keys
-    match rng.choice(('instance', 'instance', 'replicate', 'drop')):
+    match rng.choice(('instance', 'instance', 'role', 'replicate', 'drop')):
       case 'instance' if gone:
         cluster.join(name)
       case 'instance' if cluster._members._stay_without(name):
         rng.choice((cluster.lose, cluster.drain))(name)
+      case 'role':
+        self.heed(SetRole(name, rng.choice(('prefill', 'decode'))))
       case 'replicate' if len(segments) > 1:
         cluster.replicate(keys, *rng.sample(segments, 2))
       case 'drop' if segments:
         cluster.drop(keys, rng.choice(segments))
+
+  def heed(self, advice: Advice) -> None:
+    """Does as the Conductor advises where that is possible."""
+    try:
+      match advice:
+        case Replicate(keys, source, target):
+          self.cluster.replicate(keys, source, target)
+        case DropCopies(keys, instance):
+          self.cluster.drop(keys, instance)
+        case SetRole(instance, role):
+          self.cluster.set_role(instance, role)
+    except ValueError:
+      pass  # advised from what is no longer so
 
   def check_contents(self, event: Event) -> None:
     """What is published, handed over or emitted is right."""
@@ -311,10 +352,11 @@ class Trial:
     restarted = PrefixIndex()
     for event in self.cluster.inventories():
       restarted.observe(event)
-    assert len(self.conductor.view.index) == len(restarted)
-    for segment in self.cluster.master.segments():
-      truth = set(self.cluster.inventory(segment))
-      for index in (self.conductor.view.index, restarted):
+    heard = () if self.rules.telemetry.loss else (self.conductor.view.index,)
+    for index in (restarted, *heard):
+      assert len(index) == len(restarted)
+      for segment in self.cluster.master.segments():
+        truth = set(self.cluster.inventory(segment))
         assert truth == set(index.inventory(owner(segment), medium(segment)))
     view = self.conductor.view
     view.check()
@@ -325,5 +367,7 @@ if __name__ == '__main__':
   for seed in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
     try:
       Trial(seed).run()
-    except AssertionError as error:
-      print(seed, str(error)[:200])
+    except Exception as error:
+      where = traceback.extract_tb(error.__traceback__)[-1]
+      name = where.filename.rsplit('/', 1)[-1]
+      print(seed, f'{name}:{where.lineno}', repr(error)[:200], flush=True)

@@ -15,7 +15,10 @@ from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.spec import ConductorSpec
+from mooncake_jax.conductor.telemetry import Telemetry
 from mooncake_jax.events import BlocksStored
+from mooncake_jax.events import Failed
+from mooncake_jax.events import Finished
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.request import Placement
@@ -23,6 +26,7 @@ from mooncake_jax.serve import Decision
 from mooncake_jax.serve import serve
 from mooncake_jax.sim.virtual import VirtualBackend
 from mooncake_jax.slo import SLO
+from mooncake_jax.store.master import Master
 
 BLOCK_BYTES = SPEC.layout(MODEL).block_bytes
 ONE = replace(SPEC, prefill_instances=1)
@@ -235,3 +239,72 @@ def test_who_fetches_is_not_overtaken_by_who_came_later():
   submit(cluster, 'later', prompt(3, 100), prefill='prefill1')
   done = [e.request_id for e in run(cluster) if isinstance(e, PrefillDone)]
   assert done == ['queue', 'fetches', 'later']
+
+
+def test_a_retry_before_the_failure_was_heard_of():
+  """News of the failed try come late: the new one still takes its place."""
+  conductor = make_conductor(telemetry=Telemetry(delay_s=1.0))
+  request = make_request('a', prompt(1))
+  first = conductor.place(request, 0.0)
+  assert isinstance(first, Placement)
+  avoid = frozenset({first.prefill})
+  conductor.observe(Failed(0.1, 'a', 0, first.prefill, 'lost', True))
+  again = conductor.place(request, 0.1, 1, avoid)
+  assert isinstance(again, Placement) and again.prefill != first.prefill
+  assert len(conductor.view.placed) == 1
+  conductor.observe(Finished(2.0, 'a', 1, again.decode, 5))
+  conductor.place(make_request('b', prompt(2)), 3.5)
+  conductor.view.check()
+  assert [p.request.request_id for p in conductor.view.placed] == ['b']
+
+
+def test_a_run_placed_by_a_role_that_is_no_more_is_refused():
+  cluster = make_virtual(SPEC)
+  cluster.set_role('prefill1', 'decode')
+  submit(cluster, 'a', prompt(1), 'prefill1')
+  submit(cluster, 'b', prompt(1), 'prefill0', decode='prefill1')
+  reasons = {e.request_id: e for e in run(cluster) if isinstance(e, Failed)}
+  assert reasons['a'].instance == 'prefill1' and reasons['a'].retryable
+  assert set(reasons) == {'a'}
+
+
+def test_who_waited_for_decode_pages_may_have_changed_its_role():
+  cluster = make_virtual(replace(SPEC, decode_pool_tokens=128))
+  submit(cluster, 'long', prompt(1, 40), output=80)
+  submit(cluster, 'head', prompt(1, 60), 'prefill1', output=60)
+  cluster.cancel('head')
+  cluster.set_role('prefill1', 'decode')
+  events = run(cluster)
+  assert any(isinstance(e, Finished) for e in events)
+
+
+def test_an_instance_that_is_still_asked_or_written_to_keeps_its_role():
+  """A probe whose run was cancelled, and a copy sent there."""
+  spec = replace(SPEC, mooncake_bytes=9 * BLOCK_BYTES)
+  cluster = make_virtual(spec)
+  submit(cluster, 'a', prompt(1))
+  run(cluster)
+  submit(cluster, 'b', prompt(2), 'prefill1')
+  cluster.replicate(cluster.inventory('prefill0'), 'prefill0', 'prefill1')
+  cluster.cancel('b')
+  cluster.set_role('prefill1', 'decode')
+  run(cluster)
+  assert 'prefill1' in cluster.decode
+
+
+def test_a_block_dropped_below_is_not_offloaded_beside_its_old_copy():
+  """Its lease there has ended, and nobody has looked since."""
+  master = Master(lease_s=1.0, high_watermark=0.5)
+  master.mount('a/ssd', 40, 'ssd')
+  master.mount('a', 40, lower='a/ssd')
+  put = master.put_start_chain((b'k',), 0, 1, 10, 'a', 0.0)
+  master.put_end_chain(put.replicas)
+  start = master.copy_start(b'k', 'a', 'a/ssd', 0.0)
+  assert start.task is not None
+  master.copy_end(start.task, 0.0)
+  master.get_replicas(b'k', 0.0)
+  assert master.drop(b'k', 'a/ssd', 0.0) == ()
+  more = master.put_start_chain((b'x', b'y'), 0, 2, 10, 'a', 2.0)
+  master.put_end_chain(more.replicas)
+  master.victims('a', 2.0)
+  master.check()

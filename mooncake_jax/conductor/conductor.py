@@ -72,6 +72,8 @@ class Conductor:
   ) -> Placement | Rejection:
     """Decides where a request goes, and counts it there from now on."""
     self._hear(now_s)
+    # Its last try has ended, though nobody may have said so yet.
+    self.view.end_try(request.request_id, now_s)
     asked = Try(request, attempt, avoid)
     decided = decide(self.view, self.spec, self.slo, asked, now_s)
     if isinstance(decided, Placement):

@@ -43,6 +43,10 @@ class Reservations:
     self._placed[name] = placed
     heapq.heappush(self._expiries, (expires_s, name, attempt))
 
+  def of(self, request_id: str) -> Placed | None:
+    """Its try under way, if any."""
+    return self._placed.get(request_id)
+
   def get(self, request_id: str, attempt: int) -> Placed | None:
     """None if there is no such try under way."""
     placed = self._placed.get(request_id)

@@ -178,6 +178,12 @@ class View:
     if self.reuse:
       self.index.unexpect(at.prefill, placed.request.block_keys)
 
+  def end_try(self, request_id: str, now_s: float) -> None:
+    """Nothing is held for the request any more; ignores one not placed."""
+    placed = self.placed.of(request_id)
+    if placed is not None:
+      self.release(placed, now_s)
+
   def pass_time(self, now_s: float) -> None:
     """What time alone changes: reservations expire, lost ends are assumed."""
     for placed in self.placed.expired(now_s):

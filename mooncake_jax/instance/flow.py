@@ -83,12 +83,16 @@ class Flow:
 
   def refuse(self, run: Run, reason: str, blame: str) -> None:
     """Ends a new run that can't begin, for an instance's fault."""
-    self.runs[run.key] = run
-    self.fail(run, self._backend.now_s(), reason, blame)
+    now_s = self._backend.now_s()
+    self._events.append(Failed(now_s, *run.key, blame, reason, True))
 
   def reads_from(self, instance: str) -> bool:
     """Whether a work under way reads blocks of the instance's segments."""
     return self._works.reads_from(instance)
+
+  def needs(self, instance: str) -> bool:
+    """Whether a work under way is the instance's, or reads there."""
+    return self._works.needs(instance)
 
   def cancel(self, run: Run) -> None:
     """Ends a run whose client went away."""
@@ -276,9 +280,10 @@ class Flow:
     self.apply(effects)
     if freed:
       waiting.add(prefill)
-    if run.ended and not run.prefill_pages and not run.decode_pages:
+    if run.ended and not run.works and not run.decode_uses:
+      assert not run.prefill_pages and not run.decode_pages, run.key
       self.runs.pop(run.key, None)
-    for name in sorted(waiting):
+    for name in sorted(waiting & self.prefill.keys()):
       self._start_next(name)
 
   def _start_next(self, name: str) -> None:

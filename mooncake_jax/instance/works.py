@@ -80,6 +80,12 @@ class Works:
       for op in work.payload
     )
 
+  def needs(self, instance: str) -> bool:
+    """Whether a work under way is the instance's, or reads there."""
+    return self.reads_from(instance) or any(
+      work.instance == instance for work in self._by_id.values()
+    )
+
   def stop_all_of(self, run: Run) -> None:
     """Asks for an early end of all works of a run."""
     for work in run.works:

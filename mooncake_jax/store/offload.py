@@ -61,6 +61,10 @@ class Offload(Room):
         continue
       space.queue.add(copy)
       space.stuck_until_s = -1.0
+      assert space.lower is not None
+      below = block.copy_in(space.lower)
+      if below is not None and below.state == LEAVING:
+        self._stay(below)  # dropped there, and not gone yet
       if block.num_kept() > 1:
         self._mark(copy, SPARE)
       else:
