@@ -325,7 +325,8 @@ class Trial:
         case DropCopies(keys, instance):
           self.cluster.drop(keys, instance)
         case SetRole(instance, role):
-          self.cluster.set_role(instance, role)
+          wanted = 'prefill' if role == 'prefill' else 'decode'
+          self.cluster.set_role(instance, wanted)
     except ValueError:
       pass  # advised from what is no longer so
 
