@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from engine_pieces import MODEL
 from lifecycle import MODEL
 from mooncake_jax.blocks.identity import kv_identity
 from mooncake_jax.model.checkpoints.fingerprint import fingerprint
