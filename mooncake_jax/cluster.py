@@ -142,6 +142,10 @@ class Cluster:
     """Drains an instance and makes it one of the other role."""
     self._members.set_role(instance, role)
 
+  def role_refusal(self, instance: str, role: Role) -> str:
+    """Why `set_role` would fail now; '' if it would not."""
+    return self._members.role_refusal(instance, role)
+
   def replicate(self, keys: Iterable[BlockKey], src: str, dst: str) -> None:
     """Copies blocks from one segment to another, as far as there is room."""
     self._members.replicate(keys, src, dst)

@@ -125,14 +125,21 @@ class Members:
       ValueError: it is not there, is leaving, or is the last of its role.
     """
     self._check_there(name)
+    if reason := self.role_refusal(name, role):
+      raise ValueError(f'instance={name!r} {reason}')
+    if role != self._becoming.get(name, self._role(name)):
+      self._becoming[name] = role
+      self.drain(name)
+
+  def role_refusal(self, name: str, role: Role) -> str:
+    """Why an instance can't take the role now; '' if it can."""
+    if name not in self._there:
+      return 'is not there'
     if role == self._becoming.get(name, self._role(name)):
-      return
+      return ''
     if name in self._draining:
-      raise ValueError(f'instance={name!r} is leaving')
-    if not self._stay_without(name):
-      raise ValueError(f'instance={name!r} is the last of its role')
-    self._becoming[name] = role
-    self.drain(name)
+      return 'is leaving'
+    return '' if self._stay_without(name) else 'is the last of its role'
 
   def replicate(self, keys: Iterable[BlockKey], src: str, dst: str) -> None:
     """Copies blocks from one segment to another, as far as there is room.
@@ -270,9 +277,13 @@ class Members:
     )
 
   def _check_there(self, name: str) -> None:
-    known = {*self._flow.prefill, *self._flow.decode} - self._gone
+    known = self._there
     if name not in known:
       raise ValueError(f'instance={name!r} is not one of {sorted(known)}')
+
+  @property
+  def _there(self) -> set[str]:
+    return {*self._flow.prefill, *self._flow.decode} - self._gone
 
   def _check_segment(self, segment: str) -> None:
     known = self._master.segments()

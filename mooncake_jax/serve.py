@@ -112,14 +112,18 @@ def serve(
 
 
 def _carry_out(advice: list[Advice], cluster: Cluster) -> None:
-  """Copies and roles that the Conductor would have changed."""
+  """Copies and roles that the Conductor would have changed.
+
+  Its view may be stale: what is no longer possible is left out.
+  """
   for each in advice:
+    segments = cluster.master.segments()
     match each:
-      case Replicate():
+      case Replicate() if {each.source, each.target} <= {*segments}:
         cluster.replicate(each.keys, each.source, each.target)
-      case DropCopies():
+      case DropCopies() if each.instance in segments:
         cluster.drop(each.keys, each.instance)
-      case SetRole():
+      case SetRole() if not cluster.role_refusal(each.instance, each.role):
         cluster.set_role(each.instance, each.role)
 
 

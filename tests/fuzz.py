@@ -6,9 +6,11 @@
 
 from collections import Counter
 from dataclasses import replace
+import math
 import random
 import sys
 import traceback
+from typing import get_args
 
 import numpy as np
 
@@ -22,12 +24,9 @@ from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster import REAP_EVERY_S
+from mooncake_jax.cluster_members import Role
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.admission import ADMISSIONS
-from mooncake_jax.conductor.advice import Advice
-from mooncake_jax.conductor.advice import DropCopies
-from mooncake_jax.conductor.advice import Replicate
-from mooncake_jax.conductor.advice import SetRole
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.heat import Replication
 from mooncake_jax.conductor.policies import POLICIES
@@ -35,6 +34,8 @@ from mooncake_jax.conductor.prefix_index import PrefixIndex
 from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.telemetry import Telemetry
+from mooncake_jax.conductor.work_costs import belief_of
+from mooncake_jax.conductor.work_costs import InstanceBelief
 from mooncake_jax.costs.model import LINKS
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Cancelled
@@ -46,6 +47,8 @@ from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import BlockKey
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Rejection
 from mooncake_jax.request import Request
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import replay
@@ -57,6 +60,7 @@ from mooncake_jax.store import eviction
 from shadow import Shadow
 
 NUM_REQUESTS = 30
+ROLES: tuple[Role, ...] = get_args(Role)
 ENDS = (Finished, Failed, Cancelled, RejectedLate)
 
 
@@ -202,6 +206,18 @@ def random_rules(rng: random.Random) -> ConductorSpec:
   )
 
 
+def random_beliefs(
+  rng: random.Random, spec: ClusterSpec
+) -> dict[str, InstanceBelief]:
+  """Some instances are thought to be slower, or without a way to read."""
+  usual = belief_of(spec, MODEL, COSTS)
+  slow = replace(COSTS, prefill_s_per_token=1e-3, decode_base_s=0.01)
+  far = replace(COSTS, onload_latency_s=0.5, copy_bytes_per_s=1e5)
+  beliefs = (usual, replace(usual, costs=slow), replace(usual, costs=far))
+  names = (*spec.prefill_names, *spec.decode_names)
+  return {n: rng.choice(beliefs) for n in names if rng.random() < 0.2}
+
+
 class Trial:
   """One random cluster under random failures, checked at every event."""
 
@@ -211,6 +227,7 @@ class Trial:
     self.requests = random_requests(self.spec, seed)
     self.slo = rng.choice((LOOSE, SLO(ttft_s=0.05, tbt_s=0.003)))
     self.rules = random_rules(rng)
+    self.differing = random_beliefs(rng, self.spec)
     self.conductor = self.make_conductor()
     self.store = self.others_store()
     broken = rng.choice((0, 0, 0.02, 0.2))
@@ -220,14 +237,17 @@ class Trial:
     self.loss = rng.choice((0, 0, 0.01, 0.05))
     self.cancels = rng.choice((0, 0.01, 0.1))
     self.moves = rng.choice((0, 0, 0.02, 0.1))
-    self.heeds = rng.choice((0, 0.1))
-    self.backend.drops_are_read = not (self.loss or self.moves or self.heeds)
+    self.backend.drops_are_read = not (
+      self.loss or self.moves or self.rules.replication or self.rules.roles
+    )
     for request in self.requests:
       self.backend.shadow.know(request, self.spec.block_size_tokens)
     self.ended: Counter[tuple[str, int]] = Counter()
 
   def make_conductor(self) -> Conductor:
-    return Conductor(self.rules, self.spec, MODEL, COSTS, self.slo)
+    return Conductor(
+      self.rules, self.spec, MODEL, COSTS, self.slo, self.differing
+    )
 
   def others_store(self) -> RemoteStore:
     """Has heads of some prompts, and loses blocks without a word."""
@@ -252,6 +272,8 @@ class Trial:
     self.conductor._hear(self.backend.now_s() + late_s)
     self.check_beliefs()
     made = [e.decision for e in journal if isinstance(e, Decision)]
+    for decision in made:
+      self.check_plan(decision)
     assert replay(journal, self.requests, self.make_conductor()) == made
 
   def settle(self) -> None:
@@ -289,9 +311,6 @@ class Trial:
         self.cluster.lose_segment(self.rng.choice(segments))
     if self.rng.random() < self.moves:
       self.move()
-    if self.rng.random() < self.heeds:
-      for advice in self.conductor.advise(self.backend.now_s()):
-        self.heed(advice)
     self.cluster.check()
 
   def move(self) -> None:
@@ -310,25 +329,13 @@ class Trial:
       case 'instance' if cluster._members._stay_without(name):
         rng.choice((cluster.lose, cluster.drain))(name)
       case 'role':
-        self.heed(SetRole(name, rng.choice(('prefill', 'decode'))))
+        role = rng.choice(ROLES)
+        if not cluster.role_refusal(name, role):
+          cluster.set_role(name, role)
       case 'replicate' if len(segments) > 1:
         cluster.replicate(keys, *rng.sample(segments, 2))
       case 'drop' if segments:
         cluster.drop(keys, rng.choice(segments))
-
-  def heed(self, advice: Advice) -> None:
-    """Does as the Conductor advises where that is possible."""
-    try:
-      match advice:
-        case Replicate(keys, source, target):
-          self.cluster.replicate(keys, source, target)
-        case DropCopies(keys, instance):
-          self.cluster.drop(keys, instance)
-        case SetRole(instance, role):
-          wanted = 'prefill' if role == 'prefill' else 'decode'
-          self.cluster.set_role(instance, wanted)
-    except ValueError:
-      pass  # advised from what is no longer so
 
   def check_contents(self, event: Event) -> None:
     """What is published, handed over or emitted is right."""
@@ -347,6 +354,16 @@ class Trial:
           n = run.request.num_prompt_tokens
           instance, pages = run.placement.decode, run.decode_pages
           assert shadow.holds(run.request, instance, pages, n), run
+
+  def check_plan(self, plan: Placement | Rejection) -> None:
+    """It reuses no more than there may be, and is a number everywhere."""
+    assert 0 <= plan.ttft_s < math.inf and 0 <= plan.tbt_s < math.inf, plan
+    if isinstance(plan, Rejection):
+      return
+    (request,) = (r for r in self.requests if r.request_id == plan.request_id)
+    most = (request.num_prompt_tokens - 1) // self.spec.block_size_tokens
+    parts = plan.local_blocks, plan.fetch_blocks, plan.store_blocks
+    assert min(parts) >= 0 and sum(parts) <= most, plan
 
   def check_beliefs(self) -> None:
     """The index is the store's inventory; nothing is thought under way."""

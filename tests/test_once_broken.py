@@ -7,12 +7,16 @@ import numpy as np
 
 from lifecycle import COSTS
 from lifecycle import LAYERS
+from lifecycle import LOOSE
 from lifecycle import make_conductor
 from lifecycle import make_request
 from lifecycle import make_virtual
 from lifecycle import MODEL
 from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
+from mooncake_jax.conductor.advice import DropCopies
+from mooncake_jax.conductor.advice import Replicate
+from mooncake_jax.conductor.advice import SetRole
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.telemetry import Telemetry
@@ -308,3 +312,42 @@ def test_a_block_dropped_below_is_not_offloaded_beside_its_old_copy():
   master.put_end_chain(more.replicas)
   master.victims('a', 2.0)
   master.check()
+
+
+class _Misadvised(Conductor):
+  """Advises what was possible before two instances went."""
+
+  def advise(self, now_s):
+    keys = make_request('a', prompt(1)).block_keys
+    return [
+      Replicate(keys, 'prefill0', 'prefill1'),
+      DropCopies(keys, 'prefill1'),
+      SetRole('prefill1', 'decode'),
+      SetRole('prefill0', 'decode'),
+      SetRole('decode0', 'prefill'),
+    ]
+
+
+def test_advice_that_is_no_longer_possible_is_left():
+  cluster = make_virtual(SPEC)
+  cluster.lose('prefill1')
+  cluster.lose('decode1')
+  conductor = _Misadvised(ConductorSpec(), SPEC, MODEL, COSTS, LOOSE)
+  conductor.drain('prefill1')
+  conductor.drain('decode1')
+  records, _ = serve([make_request('a', prompt(1))], conductor, cluster)
+  assert [r.outcome for r in records] == ['completed']
+  assert 'prefill0' in cluster.prefill and 'decode0' in cluster.decode
+
+
+def test_asking_for_advice_changes_no_placement():
+  """A journal has no advice in it: its replay asks for none."""
+  told = []
+  for asks in (False, True):
+    conductor = make_conductor()
+    for i in range(4):
+      conductor.place(make_request(f'a{i}', prompt(1 + i)), 0.0)
+    if asks:
+      conductor.advise(3.0)  # the heads are overdue by then
+    told.append(conductor.place(make_request('b', prompt(9)), 3.5))
+  assert told[0] == told[1]

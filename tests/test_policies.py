@@ -219,3 +219,10 @@ def test_instances_that_differ_have_their_own_costs():
   assert slow.busy_s(3000, 0, 1.0) == pytest.approx(
     COSTS.prompt_s(3000, 0, 128) * 2 / 3
   )
+
+
+def test_a_part_is_no_more_than_the_source_has():
+  """What is late is the instance's own prefix, not the fetch."""
+  waits_s = {'onload': [9.0, 0.0], 'copy': [1.0, 0.0]}
+  question = ask((12, 11, 5.0), (14, 14, 30.0), waits_s=waits_s)
+  assert decide('cost_based', question)[1] <= 2

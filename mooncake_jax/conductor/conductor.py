@@ -92,8 +92,11 @@ class Conductor:
     return explain(self.view, self.spec, self.slo, request, now_s)
 
   def advise(self, now_s: float) -> list[Advice]:
-    """Copies and roles to change, as `spec` wants; taken to be carried out."""
-    self._hear(now_s)
+    """Copies and roles to change, as `spec` wants; taken to be carried out.
+
+    From the view as it stands: a journal has no advice in it, so that asking
+    for some must not change what is placed after.
+    """
     return self._adviser.advise(now_s)
 
   def drain(self, instance: str) -> None:

@@ -99,7 +99,8 @@ def _partial(
   for flat in hopeful[order].tolist():
     s, i = divmod(flat, len(plans.score_I))
     hidden_s = float(found.fetch_s[s, i] - found.transfer_s[s, i])
-    plans = _better(ask, plans, int(source_S[s]), i, hidden_s, weight)
+    most = int(extra_SI[s, i]) - 1
+    plans = _better(ask, plans, int(source_S[s]), i, hidden_s, most, weight)
   return plans
 
 
@@ -109,12 +110,13 @@ def _better(
   source: int,
   i: int,
   hidden_s: float,
+  most: int,
   weight: float,
 ) -> Plans:
   """The plans, with what `hidden_s` hides for instance i if that is better."""
   first_s, block_s = ask.copy_line(np.array([source]))
   part = int((hidden_s - first_s[i]) / block_s[i])
-  if part < 1:
+  if not 1 <= part <= most:  # where its own prefix is late, all would come
     return plans
   fetch_I, source_I = plans.fetch_blocks_I.copy(), plans.source_I.copy()
   fetch_I[i], source_I[i] = part, source
