@@ -21,6 +21,8 @@ from mooncake_jax.conductor.heat import Replication
 from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Failed
+from mooncake_jax.events import InstanceJoined
+from mooncake_jax.events import InstanceLost
 from mooncake_jax.request import Placement
 from mooncake_jax.serve import serve
 from mooncake_jax.sim.virtual import VirtualBackend
@@ -79,6 +81,24 @@ def test_a_hot_prefix_lies_where_nobody_fetched_it():
   # cache_aware never fetches, so the second instance got its copy by advice.
   assert {r.prefill for r in records} == set(SPEC.prefill_names)
   assert all(r.reused_tokens == {'local_host': 40} for r in records[1:])
+
+
+def test_a_copy_that_went_with_its_instance_is_made_again():
+  rules = Replication(hot_per_s=0.2, cool_per_s=0.01, half_life_s=5.0)
+  conductor = make_conductor(policy='cache_aware', replication=rules)
+  head = ask('a', 41)
+  conductor.observe(BlocksStored(0.0, 'prefill0', head.block_keys))
+  copied: list[tuple[int, str]] = []
+  for i in range(30):
+    now_s = float(i)
+    if i == 10:
+      conductor.observe(InstanceLost(now_s, 'prefill1'))
+    if i == 20:
+      conductor.observe(InstanceJoined(now_s, 'prefill1', 'prefill'))
+    conductor.place(replace(head, request_id=f'r{i}'), now_s)
+    advice = conductor.advise(now_s)
+    copied += [(i // 10, a.target) for a in advice if isinstance(a, Replicate)]
+  assert copied == [(0, 'prefill1'), (2, 'prefill1')]
 
 
 def test_roles_change_with_hysteresis():

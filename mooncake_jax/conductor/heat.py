@@ -110,7 +110,8 @@ class Heat:
       idle_first: instances that may get a copy, the least busy first.
     """
     self._fill(now_s)
-    return [*self._cool(index, now_s), *self._copy(index, idle_first, now_s)]
+    cooled = self._cool(index, idle_first, now_s)
+    return [*cooled, *self._copy(index, idle_first, now_s)]
 
   def _copy(
     self, index: PrefixIndex, idle_first: list[str], now_s: float
@@ -139,10 +140,15 @@ class Heat:
       advice.append(Replicate(keys, holders[0], target))
     return advice
 
-  def _cool(self, index: PrefixIndex, now_s: float) -> list[Advice]:
+  def _cool(
+    self, index: PrefixIndex, idle_first: list[str], now_s: float
+  ) -> list[Advice]:
     advice: list[Advice] = []
     for (tip, name), keys in list(self._copies.items()):
       holders = _holders(index, keys)
+      if name not in holders and name not in idle_first:
+        del self._copies[tip, name]  # it went with its instance
+        continue
       copies = max(len(holders), 1)
       if self.per_s(tip, now_s) < self._rules.cool_per_s * copies:
         del self._copies[tip, name]
