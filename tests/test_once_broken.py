@@ -4,6 +4,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from lifecycle import COSTS
 from lifecycle import LAYERS
@@ -232,17 +233,23 @@ def test_who_leaves_a_queue_does_not_restart_its_first():
   assert loads.queue_s_I(9.0)[0] == 1.0
 
 
-def test_who_fetches_is_not_overtaken_by_who_came_later():
-  """A queue, one that fetches while it waits, and a long one behind it."""
+@pytest.mark.parametrize('queue_tokens', [100, 10, 0])
+def test_who_fetches_is_not_overtaken_by_who_came_later(queue_tokens):
+  """A queue, one that fetches while it waits, and a long one behind it.
+
+  A queue of one chunk leaves the place behind it free until the prefix is
+  there; without a queue the long one begins, but does not go on before.
+  """
   cluster = make_virtual(replace(SPEC, prefill_pool_tokens=512))
   submit(cluster, 'warm', prompt(1))
   run(cluster)
-  submit(cluster, 'queue', prompt(2, 100), prefill='prefill1')
+  if queue_tokens:
+    submit(cluster, 'queue', prompt(2, queue_tokens), prefill='prefill1')
   plan = {'fetch_blocks': 5, 'fetch_from': 'prefill0'}
   submit(cluster, 'fetches', prompt(1), prefill='prefill1', **plan)
   submit(cluster, 'later', prompt(3, 100), prefill='prefill1')
   done = [e.request_id for e in run(cluster) if isinstance(e, PrefillDone)]
-  assert done == ['queue', 'fetches', 'later']
+  assert done == ['queue', 'fetches', 'later'][not queue_tokens :]
 
 
 def test_a_retry_before_the_failure_was_heard_of():

@@ -256,23 +256,17 @@ class PrefillInstance:
     """The prefix that chunks were started behind has arrived whole."""
     if run in self._hopeful:
       self._hopeful.remove(run)
-      if run.next_start > run.loaded_tokens(self.layout):
-        self._ready.appendleft(run)  # it has begun
-      else:
-        self._line_up(run)
+      self._line_up(run)
     return [*self._settle(run, now_s), *self._dispatch(now_s)]
 
   def _line_up(self, run: Run) -> None:
     """Among the ready runs, in the order in which they left the queue.
 
-    Else one that had to fetch would wait for all later ones that had not. None
-    goes ahead of a run that has begun.
+    Else one that had to fetch would wait for all later ones that had not, and
+    one of those that has begun may be the longest prompt of all.
     """
     place = len(self._ready)
     while place and self._ready[place - 1].turn > run.turn:
-      before = self._ready[place - 1]
-      if before.next_start > before.loaded_tokens(self.layout):
-        break
       place -= 1
     self._ready.insert(place, run)
 
@@ -324,13 +318,17 @@ class PrefillInstance:
         runs.remove(run)
 
   def _next_run(self) -> Run | None:
-    """Whose chunk is next; one that waits for its prefix only where the
-    first stage would have nothing to do."""
+    """Whose chunk is next: runs in turn.
+
+    One that waits for its prefix is next only where the first stage would have
+    nothing to do, and nobody overtakes it before.
+    """
+    idle = self._num_chunks < self._stages
     if self._ready and self._num_chunks < self._max_chunks:
-      return self._ready[0]
-    if self._hopeful and self._num_chunks < self._stages:
-      return self._hopeful[0]
-    return None
+      run = self._ready[0]
+      waits = self._hopeful and self._hopeful[0].turn < run.turn
+      return run if idle or not waits else None
+    return self._hopeful[0] if self._hopeful and idle else None
 
   def _dispatch(self, now_s: float) -> Effects:
     """Hands chunks to the backend, runs in the order they became ready."""
