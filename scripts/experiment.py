@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An experiment: the value that a run file builds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field
 from typing import Literal
 
 from mooncake_jax.cluster_spec import ClusterSpec
@@ -24,11 +26,13 @@ class Experiment:
     conductor: policy and admission.
     slo: the limits that effective requests keep.
     costs: what the Conductor believes work takes.
+    instances: the same for instances that differ, by name.
     workload: the requests.
     backend: 'device' serves on JAX devices, 'virtual' simulates.
     store: the Mooncake Store that a cluster with `mooncake_bytes` shares with
       others, on devices; a simulation has its own.
     truth: what work really takes in a simulation; None is `costs`, an oracle.
+    true_instances: the same for instances that differ; None is `instances`.
     attention: the kernel on devices: 'jnp', 'pallas', 'cudnn', 'tpu_ragged';
       see model/attention.py.
     compare_reuse: serve the same requests once more with reuse off.
@@ -44,17 +48,26 @@ class Experiment:
   workload: Workload
   backend: Literal['device', 'virtual'] = 'virtual'
   truth: CostModel | None = None
+  instances: Mapping[str, CostModel] = field(default_factory=dict)
+  true_instances: Mapping[str, CostModel] | None = None
   store: MooncakeConfig | None = None
   attention: Literal['jnp', 'pallas', 'cudnn', 'tpu_ragged'] = 'jnp'
   compare_reuse: bool = False
   show_answers: int = 0
 
   def __post_init__(self):
-    if self.truth is not None and self.backend == 'device':
-      raise ValueError(
-        f'Experiment.truth={self.truth} needs Experiment.backend="virtual": '
-        'devices take what they take'
-      )
+    for name in ('truth', 'true_instances'):
+      if getattr(self, name) is not None and self.backend == 'device':
+        raise ValueError(
+          f'Experiment.{name}={getattr(self, name)} needs '
+          'Experiment.backend="virtual": devices take what they take'
+        )
+    known = (*self.cluster.prefill_names, *self.cluster.decode_names)
+    for name in (*self.instances, *(self.true_instances or ())):
+      if name not in known:
+        raise ValueError(
+          f'Experiment.instances: {name!r} is not one of {", ".join(known)}'
+        )
     needs_store = self.backend == 'device' and self.cluster.mooncake_bytes > 0
     if needs_store != (self.store is not None):
       raise ValueError(

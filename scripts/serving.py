@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from mooncake_jax.backend import Backend
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
+from mooncake_jax.conductor.work_costs import belief_of
+from mooncake_jax.conductor.work_costs import InstanceBelief
 from mooncake_jax.events import Event
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.metrics.summary import Summary
@@ -55,6 +57,7 @@ def serve_once(
     config,
     experiment.costs,
     experiment.slo,
+    _beliefs(experiment, config),
   )
   recheck = conductor.keeps_tbt if experiment.conductor.checks_late else None
   cluster = Cluster(
@@ -65,6 +68,16 @@ def serve_once(
   )
   summary = summarize(records, experiment.slo)
   return Outcome(records, journal, summary, prepared)
+
+
+def _beliefs(
+  experiment: Experiment, config: ModelConfig
+) -> dict[str, InstanceBelief]:
+  """What the Conductor counts on where instances differ."""
+  return {
+    name: belief_of(experiment.cluster, config, costs)
+    for name, costs in experiment.instances.items()
+  }
 
 
 @contextmanager
@@ -79,13 +92,17 @@ def backends(
   if experiment.backend == 'virtual':
     truth = experiment.truth or experiment.costs
     cluster = experiment.cluster
+    instances = experiment.true_instances
     # A chunk's activations to the next stage, in KVCache's dtype.
     boundary_s = truth.transfer_s(
       cluster.chunk_tokens * config.model_dim * cluster.kv_dtype_bytes,
       'handoff',
     )
     yield lambda: VirtualBackend(
-      truth, cluster.layers_of_stages(config), boundary_s=boundary_s
+      truth,
+      cluster.layers_of_stages(config),
+      instances=experiment.instances if instances is None else instances,
+      boundary_s=boundary_s,
     )
     return
   from scripts.device import device_backend

@@ -58,8 +58,8 @@ class View:
     """An idle cluster with empty segments; see `Conductor`."""
     self.layout = cluster.layout(model)
     self.reuse = cluster.reuse
-    parts = len(self.layout.layer_ranges)
-    self.overlap = 1 - 1 / parts if cluster.streaming == 'layers' else 0.0
+    first = self.layout.layer_ranges[0][1] / self.layout.num_layers
+    self.overlap = 1 - first if cluster.streaming == 'layers' else 0.0
     self._timeout_s = cluster.request_timeout_s
     self._default = belief_of(cluster, model, costs)
     self._instances = instances

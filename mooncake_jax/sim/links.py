@@ -116,7 +116,7 @@ class Links:
 
   def __init__(
     self,
-    costs: CostModel,
+    costs_of: Callable[[str], CostModel],
     clock: Clock,
     settled: Callable[[SimWork], None],
     ended: Callable[[SimTransfer], None],
@@ -124,10 +124,11 @@ class Links:
     """Starts idle.
 
     Args:
+      costs_of: what work takes at an instance.
       settled: called when it is known when ops of a transfer will arrive.
       ended: called when that is known of all.
     """
-    self._costs = costs
+    self._costs_of = costs_of
     self._clock = clock
     self._settled = settled
     self._ended = ended
@@ -145,7 +146,8 @@ class Links:
     work.trains = list(trains.values())
     work.num_moving = len(trains)
     for train in work.trains:
-      train.seconds = self._costs.transfer_s(train.num_bytes, train.lane[0])
+      link, name = train.lane
+      train.seconds = self._costs_of(name).transfer_s(train.num_bytes, link)
     self.poke(work)
     if not trains:
       self._ended(work)

@@ -14,6 +14,7 @@ and transfers of one link keep their order whatever their priority.
 
 from collections import defaultdict
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
 from typing import Literal
@@ -47,6 +48,7 @@ class VirtualBackend:
     costs: CostModel,
     stage_layers: Sequence[int],
     *,
+    instances: Mapping[str, CostModel] | None = None,
     boundary_s: float = 0.0,
     store: RemoteStore | None = None,
     spoil: Callable[[Completion], Completion] = lambda completion: completion,
@@ -56,18 +58,21 @@ class VirtualBackend:
     Args:
       stage_layers: layers of each stage of a prefill instance; a stage takes
         its share of a chunk's seconds.
+      instances: the truth of those where `costs` is not. A link takes what
+        the one whose end of it is busy says (`links.Lane`).
       boundary_s: until the next stage has what a stage computed.
       store: what the Mooncake Store holds; None: nothing yet.
       spoil: makes another outcome of a completion, to study failures.
     """
     self._store = RemoteStore() if store is None else store
     self._costs = costs
+    self._instances = dict(instances or {})
     self._stage_layers = tuple(stage_layers)
     self._boundary_s = boundary_s
     self._spoil = spoil
     self._ids = itertools.count()
     self._clock = Clock()
-    self._links = Links(costs, self._clock, self._settled, self._over)
+    self._links = Links(self._costs_of, self._clock, self._settled, self._over)
     self._pipelines: dict[str, Pipeline] = {}
     self._works: dict[WorkId, SimWork] = {}
     self._decoding: dict[WorkId, Decoding] = {}
@@ -83,7 +88,8 @@ class VirtualBackend:
   def prefill(
     self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
   ) -> WorkId:
-    seconds = self._costs.prefill_s(work.stop - work.start, work.start)
+    costs = self._costs_of(instance)
+    seconds = costs.prefill_s(work.stop - work.start, work.start)
     chunk = SimChunk(next(self._ids), seconds=seconds, instance=instance)
     if self._begin(chunk, after):
       self._pipeline(instance).enter(chunk)
@@ -91,7 +97,8 @@ class VirtualBackend:
 
   def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
     work_id = next(self._ids)
-    work = decoding(work_id, self._costs, batch, max_steps, self.now_s())
+    costs = self._costs_of(instance)
+    work = decoding(work_id, costs, batch, max_steps, self.now_s())
     self._decoding[work_id] = work
     work.due = self._clock.at(work.end_s, self._decoded, work)
     return work_id
@@ -155,6 +162,9 @@ class VirtualBackend:
 
   def wake(self) -> None:
     """Nothing to wake: wait never blocks."""
+
+  def _costs_of(self, instance: str) -> CostModel:
+    return self._instances.get(instance, self._costs)
 
   # Works that follow each other.
 
