@@ -36,6 +36,8 @@ def ask(
 ) -> Question:
   """Instances of (local blocks, stored blocks, queue_s)."""
   local, stored, queue_s = (np.array(column) for column in zip(*instances))
+  lengths = sorted({*stored[stored > 0].tolist()}, reverse=True)
+  holders = [(n, np.flatnonzero(stored == n)) for n in lengths]
   idle = np.zeros(len(local))
   waits: dict[Link, np.ndarray] = {link: idle for link in LINKS}
   waits |= {link: np.array(w) for link, w in (waits_s or {}).items()}
@@ -45,9 +47,10 @@ def ask(
     BLOCK_TOKENS,
     Fleet([f'p{i}' for i in range(len(local))], [work] * len(local)),
     local,
-    stored,
+    holders,
     np.zeros_like(local),
     np.zeros_like(local),
+    False,
     queue_s.astype(float),
     waits,
     one,
@@ -63,8 +66,8 @@ def decide(policy, question, number=0):
   plans = POLICIES[policy](question)
   able = np.ones(len(plans.score_I), bool)
   i = pick(plans.score_I, able, number)
-  fetch = int(plans.fetch_blocks_I[i])
-  return i, fetch, int(plans.source_I[i]) if fetch else None
+  _, fetch, source = plans.best(i)
+  return i, fetch, source if fetch else None
 
 
 # Instances of (local, stored, queue_s); threshold; the answer.
@@ -130,7 +133,7 @@ def test_cost_based_fetches_what_pays_and_no_more():
       )
       plans = POLICIES['cost_based'](question)
       by_hand = [
-        question.forecast(np.array([0, n]), np.array([0, 0])).ttft_s[1]
+        question.forecast(np.array([[0, n]]), [0]).ttft_s[0, 1]
         for n in range(17)
       ]
       assert plans.score_I[1] <= min(by_hand) + 1e-9
@@ -139,7 +142,7 @@ def test_cost_based_fetches_what_pays_and_no_more():
 def test_cost_based_fetches_a_part_where_the_queue_hides_only_that():
   question = ask((18, 18, 50.0), (0, 0, 0.8), work=SLOW_LINK)
   assert decide('cost_based', question) == (1, 3, 0)
-  found = question.forecast(np.array([0, 3]), np.array([0, 0])).at(1)
+  found = question.forecast(np.array([[0, 3]]), [0]).at(1)
   assert found.transfer_s == 0.0
 
 
@@ -169,7 +172,7 @@ def test_what_only_the_remote_store_has_is_read_by_whoever_prefills(policy):
   question = ask((9, 9, 1.0), (0, 0, 0.0), remote_blocks=8)
   i, fetch, _ = decide(policy, question)
   assert i == 1
-  found = question.forecast(np.array([0, fetch]), np.array([0, 0])).at(1)
+  found = question.forecast(np.array([[0, fetch]]), [0]).at(1)
   prefix = max(fetch, 8) * BLOCK_TOKENS
   assert found.prefill_s == COSTS.prompt_s(TOKENS, prefix, 1024)
   assert found.fetch_s > 0
@@ -193,8 +196,8 @@ def test_a_dear_second_of_compute_keeps_a_request_at_its_prefix():
 def test_streaming_hides_a_transfer_behind_the_first_chunk():
   plain = ask((18, 18, 50.0), (0, 0, 0.0))
   streamed = ask((18, 18, 50.0), (0, 0, 0.0), overlap=0.75)
-  fetch, source = np.array([0, 18]), np.array([0, 0])
-  before, after = (q.forecast(fetch, source).at(1) for q in (plain, streamed))
+  fetch = np.array([[0, 18]])
+  before, after = (q.forecast(fetch, [0]).at(1) for q in (plain, streamed))
   assert before.transfer_s == before.fetch_s > 0
   # Only the first of four parts must be there before anything computes.
   assert after.transfer_s == pytest.approx(before.fetch_s / 4)
@@ -212,7 +215,8 @@ def test_instances_that_differ_have_their_own_costs():
   )
   fleet = Fleet(['a', 'b', 'c'], [WORK, slow, WORK])
   prefix = np.array([[0, 0, 4], [4, 8, 0]])
-  found = fleet.prompt_s(3000, prefix, 128)
+  found, first = fleet.prompt_s(3000, prefix, 128)
+  assert first[0, 0] == pytest.approx(found[0, 0] * 1024 / 3000)
   for row, prefixes in zip(found, prefix):
     for i, (seconds, blocks) in enumerate(zip(row, prefixes)):
       assert seconds == fleet.work_I[i].prompt_s(3000, int(blocks) * 128)

@@ -71,7 +71,8 @@ def plan(
   ask = question(view, rules, request, now_s)
   plans = POLICIES[rules.policy](ask)
   i = pick(plans.score_I, able_I, number)
-  found = ask.price(plans, i)
+  a, fetch_blocks, source = plans.best(i)
+  found = ask.price(plans).at(i, a)
   decode = choose_decode(
     view.decode,
     request,
@@ -84,8 +85,7 @@ def plan(
   )
   if decode is None:
     return None
-  local_blocks = int(ask.local_blocks_I[i])
-  fetch_blocks, source = int(plans.fetch_blocks_I[i]), int(plans.source_I[i])
+  local_blocks = ask.local_blocks_I.item(i)
   return Placement(
     request.request_id,
     asked.attempt,

@@ -108,12 +108,11 @@ def _prefill(
 ) -> Iterator[PrefillCandidate]:
   ask = question(view, rules, request, now_s)
   plans = POLICIES[rules.policy](ask)
-  found = ask.forecast(plans.fetch_blocks_I, plans.source_I)
-  local_I, fetch_I = ask.local_blocks_I, plans.fetch_blocks_I
-  least = np.where(view.prefill.accepts_I, plans.score_I, np.inf).min()
+  found, local_I, score_I = ask.price(plans), ask.local_blocks_I, plans.score_I
+  least = np.where(view.prefill.accepts_I, score_I, np.inf).min()
   for i, name in enumerate(view.prefill.names):
-    terms = found.at(i)
-    score = float(plans.score_I[i])
+    a, fetch_blocks, source = plans.best(i)
+    terms, score = found.at(i, a), float(score_I[i])
     better = 'closed' if not view.prefill.accepts_I[i] else 'drawn against'
     if view.prefill.accepts_I[i] and score > least:
       better = f'{score - least:.4g} worse'
@@ -122,9 +121,9 @@ def _prefill(
       int(ask.device_blocks_I[i]),
       int(local_I[i] - ask.device_blocks_I[i] - ask.ssd_blocks_I[i]),
       int(ask.ssd_blocks_I[i]),
-      int(fetch_I[i]),
-      view.prefill.names[plans.source_I[i]] if fetch_I[i] else '',
-      max(ask.remote_blocks - int(local_I[i] + fetch_I[i]), 0),
+      fetch_blocks,
+      view.prefill.names[source] if fetch_blocks else '',
+      max(ask.remote_blocks - int(local_I[i]) - fetch_blocks, 0),
       terms.queue_s,
       terms.transfer_s,
       terms.prefill_s,

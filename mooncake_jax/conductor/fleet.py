@@ -18,7 +18,6 @@ class Fleet:
   """Prefill instances in rows, as far as they do not change.
 
   Attributes:
-    chunk_tokens_I: prompt tokens each prefills at once.
     latency_s_I, block_s_I: a link's seconds, idle: latency + blocks * block.
   """
 
@@ -29,7 +28,6 @@ class Fleet:
     self.kinds = tuple(dict.fromkeys(work))
     rows = {kind: k for k, kind in enumerate(self.kinds)}
     self.kind_I = np.array([rows[w] for w in work], np.int64)
-    self.chunk_tokens_I = np.array([w.belief.chunk_tokens for w in work])
     self.latency_s_I: dict[Link, np.ndarray] = {}
     self.block_s_I: dict[Link, np.ndarray] = {}
     for link in PREFIX_LINKS:
@@ -39,19 +37,22 @@ class Fleet:
 
   def prompt_s(
     self, num_tokens: int, prefix_blocks_XI: np.ndarray, block_size_tokens: int
-  ) -> np.ndarray:
-    """Seconds of prefill on a prefix, [..., I] like the prefixes."""
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of prefill on a prefix, and of its first chunk.
+
+    Both [..., I] like the prefixes.
+    """
     if len(self.kinds) == 1:
       return _spread(
         self.kinds[0], num_tokens, prefix_blocks_XI, block_size_tokens
       )
-    seconds_XI = np.empty(prefix_blocks_XI.shape)
+    seconds_2XI = np.empty((2, *prefix_blocks_XI.shape))
     for k, kind in enumerate(self.kinds):
       here = self.kind_I == k
-      seconds_XI[..., here] = _spread(
+      seconds_2XI[..., here] = _spread(
         kind, num_tokens, prefix_blocks_XI[..., here], block_size_tokens
       )
-    return seconds_XI
+    return seconds_2XI[0], seconds_2XI[1]
 
 
 def _spread(
@@ -59,9 +60,15 @@ def _spread(
   num_tokens: int,
   prefix_blocks_X: np.ndarray,
   block_size_tokens: int,
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
   counts = np.bincount(prefix_blocks_X.ravel())
-  seconds = np.zeros(len(counts))
+  seconds, first_s = np.zeros((2, len(counts)))
   for blocks in counts.nonzero()[0].tolist():
-    seconds[blocks] = work.prompt_s(num_tokens, blocks * block_size_tokens)
-  return seconds[prefix_blocks_X]
+    prefix_tokens = blocks * block_size_tokens
+    prompt_s = work.prompt_s(num_tokens, prefix_tokens)
+    new_tokens = num_tokens - prefix_tokens
+    seconds[blocks] = prompt_s
+    first_s[blocks] = prompt_s * min(
+      work.belief.chunk_tokens / max(new_tokens, 1), 1.0
+    )
+  return seconds[prefix_blocks_X], first_s[prefix_blocks_X]

@@ -54,8 +54,7 @@ class PrefillLoads:
     self.work: list[WorkCosts] = []
     self._queues: list[dict[str, _Queued]] = []
     self._waiting_s_I = np.zeros(0)
-    self._head_s_I = np.zeros(0)
-    self._head_since_s_I = np.zeros(0)
+    self._head_end_s_I = np.zeros(0)
     self._overdue_s_I = np.zeros(0)
     self._overdue_from_s = math.inf  # no head is overdue before
     self.accepts_I = np.zeros(0, bool)
@@ -77,8 +76,7 @@ class PrefillLoads:
     self.work.append(work)
     self._queues.append({})
     self._waiting_s_I = np.append(self._waiting_s_I, 0.0)
-    self._head_s_I = np.append(self._head_s_I, 0.0)
-    self._head_since_s_I = np.append(self._head_since_s_I, 0.0)
+    self._head_end_s_I = np.append(self._head_end_s_I, -np.inf)
     self._overdue_s_I = np.append(self._overdue_s_I, np.inf)
     self.accepts_I = np.append(self.accepts_I, True)
     for link, free_s_I in self.link_free_s_I.items():
@@ -134,9 +132,9 @@ class PrefillLoads:
 
   def queue_s_I(self, now_s: float) -> np.ndarray:
     """EstimatePrefillQueueTime: what stands before a new request, [I]."""
-    ran_s_I = np.minimum(now_s - self._head_since_s_I, self._head_s_I)
-    queue_s_I = np.maximum(self._waiting_s_I + self._head_s_I - ran_s_I, 0.0)
-    return np.where(self._head_s_I > 0, queue_s_I, 0.0)
+    queue_s_I = np.maximum(self._head_end_s_I - now_s, 0.0)
+    queue_s_I += self._waiting_s_I
+    return queue_s_I
 
   def link_wait_s_I(self, link: Link, now_s: float) -> np.ndarray:
     """Until a new transfer could start, [I]."""
@@ -172,11 +170,11 @@ class PrefillLoads:
   def _start(self, i: int, head: _Queued, now_s: float) -> None:
     """Queue i has a new head; `_NOTHING` where it is empty."""
     since_s = max(now_s, head.ready_s)
-    overdue_s = math.inf
+    end_s, overdue_s = -math.inf, math.inf
     if head.seconds > 0:
+      end_s = since_s + head.seconds
       overdue_s = since_s + OVERDUE * head.seconds + OVERDUE_S
-    self._head_s_I[i] = head.seconds
-    self._head_since_s_I[i] = since_s
+    self._head_end_s_I[i] = end_s
     self._overdue_s_I[i] = overdue_s
     self._overdue_from_s = min(self._overdue_from_s, overdue_s)
 

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request to place: what is believed of every prefill instance, as arrays.
 
-A policy answers with `Plans`, one an instance: how many blocks to fetch there,
-from whom, and how good that is. The Conductor takes the best. Suffixes: I is a
-prefill instance, X any leading axes. A source is a row of instances.
+A policy answers with `Plans`, alternatives for each instance: how many blocks
+to fetch there, from whom, and how good that is. The Conductor takes the best.
+Suffixes: A is an alternative, I a prefill instance, X any leading axes. A
+source is a row of instances.
+
+A placement has some 50 microseconds for its arrays, about one a call whatever
+the number of instances, so calls are counted here: `ndarray.argmin` is one
+where `ndarray.min` is two.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +25,7 @@ from mooncake_jax.costs.model import Link
 
 
 class Forecast(NamedTuple):
-  """Predicted seconds; arrays of one shape, or [I] for all of it.
+  """Predicted seconds; arrays of one shape [X, I], or [I] for all of it.
 
   Attributes:
     queue_s: until the instance has nothing before it.
@@ -37,13 +43,9 @@ class Forecast(NamedTuple):
   def ttft_s(self) -> np.ndarray:
     return self.queue_s + self.transfer_s + self.prefill_s
 
-  def choose(self, best: tuple[np.ndarray, np.ndarray]) -> 'Forecast':
-    """Of arrays [S, I] the one entry for each I at `best`, (rows, columns)."""
-    return Forecast(*(s[best] if s.ndim == 2 else s for s in self))
-
-  def at(self, i: int) -> 'Terms':
-    """The numbers of instance i, of arrays [I]."""
-    return Terms(*(float(seconds_I[i]) for seconds_I in self))
+  def at(self, i: int, a: int = 0) -> 'Terms':
+    """The numbers of instance i, alternative a."""
+    return Terms(*(s.item(i) if s.ndim == 1 else s.item(a, i) for s in self))
 
 
 class Terms(NamedTuple):
@@ -60,19 +62,34 @@ class Terms(NamedTuple):
 
 
 class Plans(NamedTuple):
-  """A plan for each instance; the least score wins, of equals one is drawn.
+  """Alternatives for each instance; the least score wins.
+
+  Of instances with equal ones one is drawn, of equal alternatives of an
+  instance the first is taken.
 
   Attributes:
-    fetch_blocks_I: to be fetched besides the instance's own prefix.
-    source_I: from whom; of no meaning where nothing is fetched.
-    score_I: what the policy goes by.
+    fetch_blocks_AI: to be fetched besides the instance's own prefix.
+    source_A: from whom; of no meaning where nothing is fetched.
+    score_AI: what the policy goes by.
     found: what they would take, where the policy has asked for that.
   """
 
-  fetch_blocks_I: np.ndarray
-  source_I: np.ndarray
-  score_I: np.ndarray
+  fetch_blocks_AI: np.ndarray
+  source_A: Sequence[int]
+  score_AI: np.ndarray
   found: Forecast | None = None
+
+  @property
+  def score_I(self) -> np.ndarray:
+    """Of each instance's best alternative."""
+    if len(self.score_AI) == 1:
+      return self.score_AI[0]
+    return np.minimum.reduce(self.score_AI)
+
+  def best(self, i: int) -> tuple[int, int, int]:
+    """Instance i's best: which one, how many blocks to fetch, from whom."""
+    a = int(self.score_AI[:, i].argmin())
+    return a, self.fetch_blocks_AI.item(a, i), self.source_A[a]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +100,11 @@ class Question:
     num_tokens: of the prompt.
     local_blocks_I: prompt blocks each can reuse from its own segments, those
       included that are expected there by the time they are needed.
-    stored_blocks_I: leading blocks that others could fetch from it now.
+    holders: how many leading blocks others could fetch now, and from which
+      instances, longest first, none twice: [(9, [2, 5]), (4, [0])].
     ssd_blocks_I: of the local ones, those that come from its SSD.
     device_blocks_I: of the local ones, those that need not be moved.
+    has_tiers: whether there are any of both.
     queue_s_I: seconds until each could start.
     link_wait_s_I: seconds until each one's end of a link is free.
     prefill_factor_I, transfer_factor_I: online corrections of the costs.
@@ -102,9 +121,10 @@ class Question:
   block_size_tokens: int
   fleet: Fleet
   local_blocks_I: np.ndarray
-  stored_blocks_I: np.ndarray
+  holders: Sequence[tuple[int, np.ndarray]]
   ssd_blocks_I: np.ndarray
   device_blocks_I: np.ndarray
+  has_tiers: bool
   queue_s_I: np.ndarray
   link_wait_s_I: Mapping[Link, np.ndarray]
   prefill_factor_I: np.ndarray
@@ -117,9 +137,18 @@ class Question:
 
   def prefill_s(self, prefix_blocks_XI: np.ndarray) -> np.ndarray:
     """EstimatePrefillExecutionTime on a prefix, [..., I]."""
-    return self.prefill_factor_I * self.fleet.prompt_s(
+    return self.prompt_s(prefix_blocks_XI)[0]
+
+  def prompt_s(
+    self, prefix_blocks_XI: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of prefill on a prefix and of its first chunk, [..., I]."""
+    prefill_s, first_chunk_s = self.fleet.prompt_s(
       self.num_tokens, prefix_blocks_XI, self.block_size_tokens
     )
+    prefill_s *= self.prefill_factor_I
+    first_chunk_s *= self.prefill_factor_I
+    return prefill_s, first_chunk_s
 
   def move_s(
     self, link: Link, num_blocks_XI: np.ndarray, wait: bool = False
@@ -128,24 +157,31 @@ class Question:
 
     Nothing to move takes 0 s; with `wait`, what is planned there goes first.
     """
-    if not num_blocks_XI.any():
+    if not np.count_nonzero(num_blocks_XI):
       return np.zeros(num_blocks_XI.shape)
-    fleet = self.fleet
-    seconds_XI = self.transfer_factor_I * (
-      fleet.latency_s_I[link] + fleet.block_s_I[link] * num_blocks_XI
-    )
+    seconds_XI = self.fleet.block_s_I[link] * num_blocks_XI
+    seconds_XI += self.fleet.latency_s_I[link]
+    seconds_XI *= self.transfer_factor_I
     if wait:
-      seconds_XI = seconds_XI + self.link_wait_s_I[link]
-    return np.where(num_blocks_XI > 0, seconds_XI, 0.0)
+      seconds_XI += self.link_wait_s_I[link]
+    seconds_XI *= num_blocks_XI > 0
+    return seconds_XI
 
-  def copy_line(self, source_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds until a fetch's first byte, and of a block: [X, I] of [X, 1]."""
+  def copy_line(self, source_A: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds until a fetch's first byte, and of a block, [A, I]."""
     fleet, factor_I = self.fleet, self.transfer_factor_I
-    latency_s = factor_I * fleet.latency_s_I['copy'][source_X]
-    return (
-      self.link_wait_s_I['copy'][source_X] + latency_s,
-      factor_I * fleet.block_s_I['copy'][source_X],
-    )
+    source_A1 = np.array(source_A)[:, None]
+    first_s_AI = factor_I * fleet.latency_s_I['copy'][source_A1]
+    first_s_AI += self.link_wait_s_I['copy'][source_A1]
+    return first_s_AI, factor_I * fleet.block_s_I['copy'][source_A1]
+
+  def least_busy(self, holders: np.ndarray) -> tuple[int, float]:
+    """Of some rows the one whose link is free first, and when that is."""
+    wait_s_I = self.link_wait_s_I['copy']
+    i = holders.item(0)
+    if len(holders) > 1:
+      i = holders.item(wait_s_I[holders].argmin())
+    return i, wait_s_I.item(i)
 
   def rest_blocks(self, prefix_blocks_XI: np.ndarray) -> np.ndarray:
     """What the remote store has beyond a prefix; whoever prefills reads it."""
@@ -154,57 +190,59 @@ class Question:
   @cached_property
   def local_s_I(self) -> np.ndarray:
     """Until each one's own prefix is on its device, links shared."""
-    host_I = self.local_blocks_I - self.ssd_blocks_I - self.device_blocks_I
-    local_s_I = self.move_s('onload', host_I, wait=True)
-    if self.ssd_blocks_I.any():
+    local_s_I = self.move_s('onload', self.host_blocks_I, wait=True)
+    if self.has_tiers:
       ssd_s_I = self.move_s('ssd_read', self.ssd_blocks_I, wait=True)
       local_s_I = np.maximum(local_s_I, ssd_s_I)
     return local_s_I
 
-  def price(self, plans: Plans, i: int) -> Terms:
-    """What the plan of instance i would take."""
+  @property
+  def host_blocks_I(self) -> np.ndarray:
+    """Of the local ones, those in host memory."""
+    if not self.has_tiers:
+      return self.local_blocks_I
+    return self.local_blocks_I - self.ssd_blocks_I - self.device_blocks_I
+
+  def price(self, plans: Plans) -> Forecast:
+    """What the plans would take."""
     if plans.found is not None:
-      return plans.found.at(i)
-    return self.forecast(plans.fetch_blocks_I, plans.source_I).at(i)
+      return plans.found
+    return self.forecast(plans.fetch_blocks_AI, plans.source_A)
 
   def forecast(
-    self, fetch_blocks_XI: np.ndarray, source_X: np.ndarray
+    self, fetch_blocks_AI: np.ndarray, source_A: Sequence[int]
   ) -> Forecast:
     """What fetching so many blocks from these sources would give.
 
     A fetch moves while the request queues and, layer-wise, while its first
     chunk computes; only what is left then delays it.
     """
-    fetch_s = self.local_s_I
-    if fetch_blocks_XI.any():
-      first_s, block_s = self.copy_line(source_X)
-      copy_s = np.where(
-        fetch_blocks_XI > 0, first_s + block_s * fetch_blocks_XI, 0.0
-      )
-      fetch_s = np.maximum(fetch_s, copy_s)
-    prefix_XI = self.local_blocks_I + fetch_blocks_XI
+    fetch_s, prefix_AI = self.local_s_I, self.local_blocks_I + fetch_blocks_AI
+    if np.count_nonzero(fetch_blocks_AI):
+      first_s_AI, block_s_AI = self.copy_line(source_A)
+      block_s_AI *= fetch_blocks_AI
+      block_s_AI += first_s_AI
+      block_s_AI *= fetch_blocks_AI > 0
+      fetch_s = np.maximum(fetch_s, block_s_AI)
     if self.remote_blocks:
-      rest_XI = self.rest_blocks(prefix_XI)
-      rest_s = self.move_s('remote_read', rest_XI, wait=True)
+      rest_AI = self.rest_blocks(prefix_AI)
+      rest_s = self.move_s('remote_read', rest_AI, wait=True)
       fetch_s = np.maximum(fetch_s, rest_s)
-      prefix_XI = prefix_XI + rest_XI
-    prefill_s = self.prefill_s(prefix_XI)
-    hidden_s = self.queue_s_I + self._first_chunk_s(prefix_XI, prefill_s)
-    transfer_s = np.maximum(fetch_s - hidden_s, 0.0)
-    if self.overlap:  # the first layers must be there in any case
-      first_s = (1 - self.overlap) * fetch_s - self.queue_s_I
-      transfer_s = np.maximum(transfer_s, first_s)
+      prefix_AI = prefix_AI + rest_AI
+    prefill_s, first_chunk_s = self.prompt_s(prefix_AI)
+    transfer_s = self._late_s(fetch_s, first_chunk_s)
     return Forecast(self.queue_s_I, fetch_s, transfer_s, prefill_s)
 
-  def _first_chunk_s(
-    self, prefix_blocks_XI: np.ndarray, prefill_s_XI: np.ndarray
-  ) -> np.ndarray | float:
-    """The part of the first chunk's compute that hides a transfer."""
+  def _late_s(
+    self, fetch_s: np.ndarray, first_chunk_s: np.ndarray
+  ) -> np.ndarray:
+    """What of a transfer hides neither behind the queue nor compute."""
     if not self.overlap:
-      return 0.0
-    new_tokens = self.num_tokens - prefix_blocks_XI * self.block_size_tokens
-    share = np.minimum(self.fleet.chunk_tokens_I / new_tokens, 1.0)
-    return self.overlap * share * prefill_s_XI
+      return np.maximum(fetch_s - self.queue_s_I, 0.0)
+    # The first layers must be there in any case.
+    hidden_s = self.overlap * np.minimum(first_chunk_s, fetch_s)
+    hidden_s += self.queue_s_I
+    return np.maximum(fetch_s - hidden_s, 0.0)
 
 
 Policy = Callable[[Question], Plans]

@@ -18,6 +18,7 @@ from mooncake_jax.conductor.corrections import WorkCorrection
 from mooncake_jax.conductor.decode_horizon import DecodeHorizon
 from mooncake_jax.conductor.decode_load import DecodeLoads
 from mooncake_jax.conductor.fleet import Fleet
+from mooncake_jax.conductor.matches import positions
 from mooncake_jax.conductor.placed import Placed
 from mooncake_jax.conductor.placed import Reservations
 from mooncake_jax.conductor.prefill_load import PrefillLoads
@@ -32,6 +33,9 @@ from mooncake_jax.costs.model import Link
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
+
+# Masks whose rows are remembered: few sets of instances share prefixes.
+MAX_MASKS = 1 << 12
 
 
 class View:
@@ -66,6 +70,7 @@ class View:
     self._kinds: dict[InstanceBelief, WorkCosts] = {}
     self.index = PrefixIndex(cluster.prefill_names)
     self.prefill = PrefillLoads()
+    self._rows: dict[int, np.ndarray] = {}
     self.decode = DecodeLoads(cluster.page_tokens)
     self.prefill_error = Correction(spec.correct, up=0.1, down=0.1)
     self.transfer_error = Correction(spec.correct, up=0.02, down=0.1)
@@ -93,7 +98,7 @@ class View:
       self.prefill_error.join(self.prefill.row[name])
       self.transfer_error.join(self.prefill.row[name])
       self.index.position(name)
-      self._row_of_position = np.zeros(0, np.int64)
+      self._rows.clear()
       self.fleet = Fleet(self.prefill.names, self.prefill.work)
     elif role == 'decode':
       self.decode.join(name, belief, work.step)
@@ -101,13 +106,16 @@ class View:
     else:
       raise ValueError(f"{role=} must be 'prefill' or 'decode'")
 
-  @property
-  def row_of_position(self) -> np.ndarray:
-    """Of an instance's position in the index: its prefill row, or -1."""
-    names, row = self.index.names, self.prefill.row
-    if len(self._row_of_position) != len(names):
-      self._row_of_position = np.array([row.get(name, -1) for name in names])
-    return self._row_of_position
+  def rows(self, mask: int) -> np.ndarray:
+    """Prefill rows of a mask of index positions; others have none."""
+    rows = self._rows.get(mask)
+    if rows is None:
+      if len(self._rows) >= MAX_MASKS:
+        self._rows.clear()
+      names, row = self.index.names, self.prefill.row
+      some = [row[names[p]] for p in positions(mask) if names[p] in row]
+      rows = self._rows[mask] = np.array(some, np.int64)
+    return rows
 
   def close(self, name: str) -> None:
     """An instance takes no more requests, in whatever role."""

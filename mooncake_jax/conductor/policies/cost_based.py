@@ -25,105 +25,85 @@ from mooncake_jax.conductor.question import Plans
 from mooncake_jax.conductor.question import Question
 
 MAX_SOURCES = 3
-MAX_PARTIAL = 4
 
 
 def cost_based(ask: Question) -> Plans:
   """The least predicted TTFT, with a price on compute."""
-  source_S, blocks_S = _sources(ask)
-  extra_SI = np.maximum(blocks_S[:, None] - ask.local_blocks_I, 0)
-  found = ask.forecast(extra_SI, source_S[:, None])
+  sources, blocks = _sources(ask)
+  extra_AI = np.array(blocks)[:, None] - ask.local_blocks_I
+  np.maximum(extra_AI, 0, out=extra_AI)
+  found = ask.forecast(extra_AI, sources)
   weight = _weight(ask, found)
-  score_SI = _score(found, weight)
-  best = score_SI.argmin(axis=0), np.arange(score_SI.shape[1])
-  plans = Plans(
-    extra_SI[best],
-    source_S[best[0]],
-    score_SI[best],
-    found.choose(best),
-  )
-  return _partial(ask, plans, extra_SI, source_S, found, weight)
+  plans = Plans(extra_AI, sources, _score(found, weight), found)
+  return _partial(ask, plans, found, weight)
 
 
 def _weight(ask: Question, found: Forecast) -> float:
   """The price of compute: in full from a queue of one prompt everywhere on."""
-  least_s = float(ask.queue_s_I.min(where=ask.accepts_I, initial=np.inf))
+  queue_s_I = ask.queue_s_I[ask.accepts_I]
+  least_s = queue_s_I.item(queue_s_I.argmin()) if len(queue_s_I) else 0.0
+  if not least_s:
+    return 0.0
   return ask.work_weight * min(least_s / float(found.prefill_s.max()), 1.0)
 
 
 def _score(found: Forecast, weight: float) -> np.ndarray:
-  return found.ttft_s + weight * found.prefill_s
+  score_AI = found.ttft_s
+  if weight:
+    score_AI += weight * found.prefill_s
+  return score_AI
 
 
-def _sources(ask: Question) -> tuple[np.ndarray, np.ndarray]:
+def _sources(ask: Question) -> tuple[list[int], list[int]]:
   """Nobody, and the longest prefixes that can be had, best link first.
 
   Of each length the holder whose link is free first; lengths from the longest
   down, as a shorter one at an idle source may be there sooner.
   """
-  stored_I, wait_s_I = ask.stored_blocks_I, ask.link_wait_s_I['copy']
-  sources, blocks = [0], [0]
-  longest, least_wait_s = int(stored_I.max(initial=0)), np.inf
-  least = int(ask.local_blocks_I.min(initial=0))
-  while longest > least and least_wait_s > 0 and len(sources) <= MAX_SOURCES:
-    holders = (stored_I == longest).nonzero()[0]
-    source = int(holders[wait_s_I[holders].argmin()])
-    if wait_s_I[source] < least_wait_s:
+  sources, blocks, least_wait_s = [0], [0], np.inf
+  local_I = ask.local_blocks_I
+  least = local_I.item(local_I.argmin())
+  for longest, holders in ask.holders:
+    if longest <= least or not least_wait_s or len(sources) > MAX_SOURCES:
+      break
+    source, wait_s = ask.least_busy(holders)
+    if wait_s < least_wait_s:
       sources.append(source)
       blocks.append(longest)
-      least_wait_s = wait_s_I[source]
-    longest = int((stored_I * (stored_I < longest)).max())
-  return np.array(sources), np.array(blocks)
+      least_wait_s = wait_s
+  return sources, blocks
 
 
 def _partial(
-  ask: Question,
-  plans: Plans,
-  extra_SI: np.ndarray,
-  source_S: np.ndarray,
-  found: Forecast,
-  weight: float,
+  ask: Question, plans: Plans, found: Forecast, weight: float
 ) -> Plans:
-  """Fetches of as many blocks as the queue hides, where those are better.
+  """Fetches of as many blocks as are hidden besides, where those may win.
 
-  Such a plan takes at least the queue and the prefill on the whole prefix; the
-  few instances where that is least are tried.
+  No more than the source has: what is late may be the own prefix only.
+
+  Such a plan takes at least the queue and the prefill on the whole prefix.
   """
-  late_SI = (found.transfer_s > 0) & (extra_SI > 1)
-  if not late_SI.any():
+  extra_AI, score_AI = plans.fetch_blocks_AI, plans.score_AI
+  late_AI = (found.transfer_s > 0) & (extra_AI > 1)
+  if not np.count_nonzero(late_AI):
     return plans
-  score_SI = _score(found, weight)
-  bound_SI = np.where(late_SI, score_SI - found.transfer_s, np.inf)
-  hopeful = np.flatnonzero(bound_SI.ravel() < plans.score_I.min())
-  order = bound_SI.ravel()[hopeful].argsort()[:MAX_PARTIAL]
-  for flat in hopeful[order].tolist():
-    s, i = divmod(flat, len(plans.score_I))
-    hidden_s = float(found.fetch_s[s, i] - found.transfer_s[s, i])
-    most = int(extra_SI[s, i]) - 1
-    plans = _better(ask, plans, int(source_S[s]), i, hidden_s, most, weight)
-  return plans
+  bound_AI = np.where(late_AI, score_AI - found.transfer_s, np.inf)
+  if bound_AI.min() >= score_AI.min():
+    return plans
+  first_s_AI, block_s_AI = ask.copy_line(plans.source_A)
+  part_AI = (found.fetch_s - found.transfer_s - first_s_AI) / block_s_AI
+  part_AI = np.clip(part_AI.astype(np.int64), 0, extra_AI)
+  if not np.count_nonzero(part_AI):
+    return plans
+  part = ask.forecast(part_AI, plans.source_A)
+  return Plans(
+    np.concatenate((extra_AI, part_AI)),
+    [*plans.source_A, *plans.source_A],
+    np.concatenate((score_AI, _score(part, weight))),
+    Forecast(*map(_both, found, part)),
+  )
 
 
-def _better(
-  ask: Question,
-  plans: Plans,
-  source: int,
-  i: int,
-  hidden_s: float,
-  most: int,
-  weight: float,
-) -> Plans:
-  """The plans, with what `hidden_s` hides for instance i if that is better."""
-  first_s, block_s = ask.copy_line(np.array([source]))
-  part = int((hidden_s - first_s[i]) / block_s[i])
-  if not 1 <= part <= most:  # where its own prefix is late, all would come
-    return plans
-  fetch_I, source_I = plans.fetch_blocks_I.copy(), plans.source_I.copy()
-  fetch_I[i], source_I[i] = part, source
-  found = ask.forecast(fetch_I, source_I)
-  score = _score(found, weight)[i]
-  if score >= plans.score_I[i]:
-    return plans
-  score_I = plans.score_I.copy()
-  score_I[i] = score
-  return Plans(fetch_I, source_I, score_I, found)
+def _both(some: np.ndarray, more: np.ndarray) -> np.ndarray:
+  """Alternatives one after another; [I] are those of all."""
+  return some if some.ndim == 1 else np.concatenate((some, more))
