@@ -105,7 +105,11 @@ def test_roles_change_with_hysteresis():
   spec = replace(SPEC, prefill_instances=2, decode_instances=4)
   rules = RoleRules(hold_s=10.0, rest_s=60.0, average_s=20.0)
   conductor = make_conductor(
-    spec, roles=rules, admission='none', policy='load_balancing'
+    spec,
+    roles=rules,
+    admission='none',
+    policy='load_balancing',
+    prior_output_tokens=1,
   )
   changes = []
   for i in range(400):
@@ -127,5 +131,5 @@ def test_balanced_pools_are_left_alone():
   roles = conductor._adviser._roles
   assert roles is not None
   for i in range(300):
-    roles.placed(1.0, 0.5, float(i))
+    roles.placed(1.0, 1.0, float(i))
     assert conductor.advise(float(i)) == []

@@ -29,7 +29,8 @@ class Adviser:
       keys = request.block_keys[: placement.reused_blocks]
       self._heat.ask(keys, now_s)
     if self._roles:
-      self._roles.placed(placement.prefill_s, self._decode_load(), now_s)
+      decode_s = self._decode_s(request, placement)
+      self._roles.placed(placement.prefill_s, decode_s, now_s)
 
   def advise(self, now_s: float) -> list[Advice]:
     """What is worth doing now; it is taken to be done."""
@@ -49,12 +50,13 @@ class Adviser:
         advice.append(change)
     return advice
 
-  def _decode_load(self) -> float:
-    """The fuller of room and rows, mean of the instances that decode."""
-    loads = self._view.decode
-    room_I = loads.reserved_tokens_I / loads.capacity_tokens_I
-    rows_I = loads.rows_I / loads.max_batch_I
-    return float(np.maximum(room_I, rows_I)[loads.accepts_I].mean())
+  def _decode_s(self, request: Request, placement: Placement) -> float:
+    """Seconds of a whole decode instance that the request will take."""
+    view, loads = self._view, self._view.decode
+    i, output = loads.row[placement.decode], view.lengths.mean
+    room = (request.num_prompt_tokens + output) / loads.capacity_tokens_I[i]
+    share = max(float(room), 1 / int(loads.max_batch_I[i]))
+    return share * output * placement.tbt_s
 
 
 def _idle_first(

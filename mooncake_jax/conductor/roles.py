@@ -2,10 +2,12 @@
 """How many instances should prefill and how many decode, with hysteresis.
 
 A pool's load is a share: of their time that prefill instances are given work
-for, and of their KVCache room or rows that decode instances have reserved, each
-averaged. The pool that is nearer to its limit gets an instance of the other
-if that lowers the higher of both loads by `gain`, and has for `hold_s`; then
-nothing is advised for `rest_s`, as what an instance holds has to go first.
+for, and of the time of their rows or KVCache room, whichever is scarcer, that
+decode instances are. What is given counts, not what waits: a long queue for
+prefill must not look like full decode instances. The pool that is nearer to its
+limit gets an instance of the other if that lowers the higher of both loads by
+`gain`, and has for `hold_s`; then nothing is advised for `rest_s`, as what an
+instance holds has to go first.
 
 So the ratio settles where both pools are equally loaded (FAST'25 section 5.5
 sweeps it by hand).
@@ -52,24 +54,29 @@ class Roles:
 
   def __init__(self, rules: RoleRules):
     self._rules = rules
-    self._work_s = 0.0
+    self._prefill_s = 0.0
+    self._decode_s = 0.0
     self._updated_s = 0.0
-    self._decode_load = 0.0
     self._wanted = ''
     self._wanted_since_s = 0.0
-    self._changed_s = -rules.rest_s
+    self._changed_s = 0.0  # loads are not known at the start
 
-  def placed(self, prefill_s: float, decode_load: float, now_s: float) -> None:
-    """Seconds of prefill were given out; decode is `decode_load` full."""
+  def placed(self, prefill_s: float, decode_s: float, now_s: float) -> None:
+    """Seconds of one prefill instance and of one decode instance were given."""
     kept = self._forget(now_s)
-    self._work_s = self._work_s * kept + prefill_s
-    self._decode_load += (1 - kept) * (decode_load - self._decode_load)
+    self._prefill_s = self._prefill_s * kept + prefill_s
+    self._decode_s = self._decode_s * kept + decode_s
 
-  def loads(self, num_prefill: int, now_s: float) -> tuple[float, float]:
+  def loads(
+    self, num_prefill: int, num_decode: int, now_s: float
+  ) -> tuple[float, float]:
     """Load of the prefill pool and of the decode pool, 1 is full."""
     age_s = max(now_s - self._updated_s, 0.0)
-    work_s = self._work_s * math.exp(-age_s / self._rules.average_s)
-    return work_s / (self._rules.average_s * num_prefill), self._decode_load
+    kept = math.exp(-age_s / self._rules.average_s) / self._rules.average_s
+    return (
+      self._prefill_s * kept / num_prefill,
+      self._decode_s * kept / num_decode,
+    )
 
   def advise(
     self,
@@ -95,8 +102,10 @@ class Roles:
 
   def _better(self, num_prefill: int, num_decode: int, now_s: float) -> str:
     """The role that should get one more instance, or ''."""
-    prefill, decode = self.loads(num_prefill, now_s)
     least = self._rules.min_instances
+    if min(num_prefill, num_decode) < 1:
+      return ''
+    prefill, decode = self.loads(num_prefill, num_decode, now_s)
     for role, p, d in (
       ('prefill', num_prefill + 1, num_decode - 1),
       ('decode', num_prefill - 1, num_decode + 1),
