@@ -222,3 +222,12 @@ def test_nothing_is_evicted_for_a_put_that_finds_no_room_anyway():
   master.get_chain(KEYS[:2], 0.0)
   assert master.put_start(KEYS[5], 30, 'b', 0.0).evicted == ()
   assert all(master.exists(key) for key in KEYS[:4])
+
+
+def test_soft_pinned_blocks_are_offloaded_last():
+  master = make(eviction_ratio=0.25)
+  put(master, KEYS[:2], 'a')
+  put(master, KEYS[2:4], 'a', pin='soft', soft_pin_ttl_s=5.0)
+  put(master, KEYS[:2], 'a')  # used again: the pinned ones are older now
+  (task,) = master.victims('a', 1.0).tasks
+  assert task.src.key == KEYS[1]

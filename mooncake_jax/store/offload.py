@@ -24,9 +24,8 @@ from mooncake_jax.store.outcomes import CopyTask
 from mooncake_jax.store.outcomes import Evicted
 from mooncake_jax.store.outcomes import Victims
 from mooncake_jax.store.room import held_until_s
+from mooncake_jax.store.room import MAX_HELD
 from mooncake_jax.store.room import Room
-
-_MAX_HELD = 1000
 
 
 class Offload(Room):
@@ -38,17 +37,18 @@ class Offload(Room):
     """Starts offloads of what goes next, as many as are due.
 
     Nothing for a segment without a lower tier. Leased blocks are left for
-    later; it gives up behind 1000 of them.
+    later, soft-pinned ones go last; it looks at 1000 of both at most.
     """
     self._counts.calls['victims'] += 1
     space = self._segment(segment)
     tasks: list[CopyTask] = []
     evicted: list[Evicted] = []
     aside: list[Copy] = []
+    soft: list[Copy] = []
     while (
       self._due_bytes(space) > 0
       and len(tasks) != max_blocks
-      and len(aside) < _MAX_HELD
+      and len(aside) + len(soft) < MAX_HELD
     ):
       copy = space.unsaved.pop()
       if copy is None:
@@ -58,21 +58,35 @@ class Offload(Room):
       busy = copy.state == LEAVING or block.is_open()
       if busy or held_until_s(block) >= now_s:
         aside.append(copy)
-        continue
-      space.queue.add(copy)
-      space.stuck_until_s = -1.0
-      assert space.lower is not None
-      below = block.copy_in(space.lower)
-      if below is not None and below.state == LEAVING:
-        self._stay(below)  # dropped there, and not gone yet
-      if block.num_kept() > 1:
-        self._mark(copy, SPARE)
+      elif block.pinned_until_s >= now_s:
+        soft.append(copy)
       else:
-        task = self._offload(copy, now_s, evicted)
-        tasks += [task] if task is not None else []
+        tasks += self._save(copy, now_s, evicted)
+    for copy in soft:
+      if self._due_bytes(space) > 0 and len(tasks) != max_blocks:
+        tasks += self._save(copy, now_s, evicted)
+      else:
+        aside.append(copy)
     for copy in aside:
       space.unsaved.add(copy)
     return Victims(tuple(tasks), tuple(evicted))
+
+  def _save(
+    self, copy: Copy, now_s: float, evicted: list[Evicted]
+  ) -> list[CopyTask]:
+    """The copy is next: starts its offload, unless others hold it too."""
+    block, space = copy.block, copy.segment
+    assert block is not None and space.lower is not None
+    space.queue.add(copy)
+    space.stuck_until_s = -1.0
+    below = block.copy_in(space.lower)
+    if below is not None and below.state == LEAVING:
+      self._stay(below)  # dropped there, and not gone yet
+    if block.num_kept() > 1:
+      self._mark(copy, SPARE)
+      return []
+    task = self._offload(copy, now_s, evicted)
+    return [task] if task is not None else []
 
   def _due_bytes(self, segment: Segment) -> int:
     """Bytes short of the reserve that puts can take at once."""

@@ -10,12 +10,15 @@ from mooncake_jax.store.objects import CONDEMNED
 from mooncake_jax.store.objects import Copy
 from mooncake_jax.store.objects import LEAVING
 from mooncake_jax.store.objects import Segment
+from mooncake_jax.store.objects import SPARE
 from mooncake_jax.store.outcomes import Evicted
 from mooncake_jax.store.pins import Pins
 
 _FOREVER = float('inf')
 # Blocks beyond what is needed that one put evicts: some milliseconds' work.
 _MAX_BATCH = 1000
+# Blocks that may not go now, behind which nobody looks further: as much.
+MAX_HELD = 1000
 
 
 def held_until_s(block: Block) -> float:
@@ -79,7 +82,8 @@ class Room(Pins):
   ) -> tuple[Evicted, ...]:
     """Frees `goal_bytes` or what can be, but nothing below `least_bytes`.
 
-    Soft-pinned blocks go in a second pass, where the first was not enough.
+    Soft-pinned blocks go in a second pass, where the first was not enough,
+    nor what others hold too and no offload has come to.
     """
     aside: list[Copy] = []
     soft: list[Copy] = []
@@ -105,6 +109,12 @@ class Room(Pins):
       else:
         freed += copy.size_bytes
         going.append(copy)
+    if soft and freed < goal_bytes:
+      saved = self._saved_elsewhere(
+        segment, goal_bytes - freed, now_s, keep, tenant
+      )
+      freed += sum(copy.size_bytes for copy in saved)
+      going += saved
     for copy in soft:
       wanted = freed < goal_bytes
       freed += copy.size_bytes if wanted else 0
@@ -119,6 +129,43 @@ class Room(Pins):
     self._counts.evicted_blocks += len(going)
     self._counts.evicted_bytes += freed
     return tuple([self._forget(copy) for copy in going])
+
+  def _saved_elsewhere(
+    self,
+    segment: Segment,
+    num_bytes: int,
+    now_s: float,
+    keep: Collection[BlockKey],
+    tenant: str | None,
+  ) -> list[Copy]:
+    """Takes out of `unsaved` what may go since other segments have it.
+
+    Unpinned ones, of `num_bytes` if so many are found in time.
+    """
+    found: list[Copy] = []
+    aside: list[Copy] = []
+    while num_bytes > 0 and len(aside) < MAX_HELD:
+      copy = segment.unsaved.pop()
+      if copy is None:
+        break
+      block = copy.block
+      assert block is not None
+      if (
+        block.key in keep
+        or tenant not in (None, copy.tenant)
+        or copy.state == LEAVING
+        or block.is_open()
+        or max(block.lease_until_s, block.pinned_until_s) >= now_s
+        or self._is_unsaved(copy, block)
+      ):
+        aside.append(copy)
+      else:
+        self._mark(copy, SPARE)
+        num_bytes -= copy.size_bytes
+        found.append(copy)
+    for copy in aside:
+      segment.unsaved.add(copy)
+    return found
 
   def _is_unsaved(self, copy: Copy, block: Block) -> bool:
     """Whether the copy must be offloaded before it may go."""
