@@ -54,6 +54,8 @@ peers: $(addprefix .venv-peers/,$(PEERS))
 INSTALL = $@/bin/pip install -q --disable-pip-version-check -r $<
 .venv-peers/vllm: INSTALL = $@/bin/python scripts/peers/install_without.py $< \
   torchvision torchaudio torchcodec
+.venv-peers/lmcache: INSTALL = $@/bin/python scripts/peers/install_without.py \
+  $< cupy-cuda13x cuda-python cufile-python nvtx google-cloud-bigtable
 
 .venv-peers/%: requirements-peers/%.txt
 	$(PYTHON) -m venv $@

@@ -389,15 +389,3 @@ TestMasterMachine = MasterMachine.TestCase
 TestMasterMachine.settings = hypothesis.settings(
   max_examples=120, stateful_step_count=80, deadline=None
 )
-
-
-def test_a_soft_pinned_block_stays_while_others_are_elsewhere_too():
-  machine = MasterMachine()
-  ended = {'tenant': 'x', 'end': True}
-  machine.put_chain('a', 3, 1, pin='none', **ended)
-  machine.put_chain('b', 3, 3, pin='none', **ended)
-  machine.put_chain('a', 4, 2, pin='soft', **ended)
-  machine.put_chain('a', 0, 4, pin='none', **ended)
-  machine.offload()
-  machine.put_chain('a', 1, 1, pin='none', **ended)
-  machine.agrees()

@@ -15,6 +15,7 @@ An offload that failed, or that finds no room below, condemns the copy: it may
 go without, so a broken disk costs hits and stops nothing.
 """
 
+from mooncake_jax.store.objects import COMPLETE
 from mooncake_jax.store.objects import CONDEMNED
 from mooncake_jax.store.objects import Copy
 from mooncake_jax.store.objects import LEAVING
@@ -87,6 +88,11 @@ class Offload(Room):
       return []
     task = self._offload(copy, now_s, evicted)
     return [task] if task is not None else []
+
+  def _stay(self, copy: Copy) -> None:
+    """A moved copy is wanted here again before it left."""
+    del self._leaving[copy]
+    self._mark(copy, COMPLETE)
 
   def _due_bytes(self, segment: Segment) -> int:
     """Bytes short of the reserve that puts can take at once."""

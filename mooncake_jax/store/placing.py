@@ -90,11 +90,6 @@ class Placing(Offload):
           self._stay(copy)
     return new, evicted
 
-  def _stay(self, copy: Copy) -> None:
-    """A moved copy is wanted here again before it left."""
-    del self._leaving[copy]
-    self._mark(copy, COMPLETE)
-
   def _open_room(
     self,
     space: Segment,

@@ -4,7 +4,7 @@
 Client, Master and transfer engine as serving uses them (`cycle.py`). Each
 turn puts other blocks where the oldest were evicted and gets some that are
 held; plain arrays do the same by `device_put`, warm buffers by memcpy, and a
-real Mooncake Store, where its wheel is installed, by its batched calls. Each
+real Mooncake Store and LMCache, where installed, by their batched calls. Each
 holds more than 1 GiB of distinct blocks and puts them from 512 MiB of device
 memory. All of it was written before the clock runs, in memory that
 malloc keeps (`host_memory.py`); turns that touched new pages all the same are
@@ -27,12 +27,17 @@ from mooncake_jax.transfer.mooncake_client import MooncakeClient
 from scripts.benches.bare import Bare
 from scripts.benches.bare import Memcpy
 from scripts.benches.cycle import Cycle
+from scripts.benches.lmcache import LMCache
+from scripts.benches.lmcache import lmcache_program
+from scripts.benches.lmcache import missing_rows
+from scripts.benches.lmcache import TorchCopy
 from scripts.benches.model import CONFIG
 from scripts.benches.real import real_clients
 from scripts.benches.real import RealStore
 from scripts.benches.rows import Row
 from scripts.benches.transfers import Blocks
 from scripts.benches.transfers import blocks_of
+from scripts.benches.turns import Turns
 
 CAPACITY_BYTES = 5 << 28  # of our segment, which stays above 90 % full
 HELD_BYTES = 9 << 27  # of the others: 1.125 GiB
@@ -45,19 +50,22 @@ TIMES = 2.0
 
 PAGE_BYTES = 4096
 
-Others = Mapping[str, Bare | RealStore]
+Others = Mapping[str, Bare | RealStore | LMCache | TorchCopy]
 
 
 def steady(quick: bool, cases=CASES) -> list[Row]:
   """Ratios to bare device_put and to the real store, by case."""
   call_bytes = max(tokens * batch for tokens, _, batch in cases) * TOKEN_BYTES
-  rows = []
-  with real_clients(HELD_BYTES, call_bytes) as clients:
+  with (
+    real_clients(HELD_BYTES, call_bytes) as clients,
+    lmcache_program(HELD_BYTES) as lmcache,
+  ):
+    rows = missing_rows('steady', lmcache)
     for tokens, layers, batch in cases:
       with blocks_of(tokens, layers, host_bytes=CAPACITY_BYTES) as blocks:
         blocks.fill()
         cycle = Cycle(blocks, CAPACITY_BYTES, batch)
-        with others_of(blocks, clients, HELD_BYTES) as others:
+        with others_of(blocks, clients, lmcache, HELD_BYTES) as others:
           times = measured(cycle, others, 1, 10 if quick else 40)
         rows += _rows(blocks, layers, batch, times)
   return rows
@@ -65,20 +73,41 @@ def steady(quick: bool, cases=CASES) -> list[Row]:
 
 @contextmanager
 def others_of(
-  blocks: Blocks, clients: Mapping[str, MooncakeClient], held_bytes: int
+  blocks: Blocks,
+  clients: Mapping[str, MooncakeClient],
+  lmcache: Turns | None,
+  held_bytes: int,
 ) -> Iterator[Others]:
   """Other means, by way, that hold so many bytes of the same blocks."""
   size = blocks.layout.block_bytes
   room = held_bytes // size
   real = {way: RealStore(c, size, room) for way, c in clients.items()}
-  others: Others = {'device_put': Bare(size, blocks.num_blocks, room), **real}
+  others: Others = {
+    'device_put': Bare(size, blocks.num_blocks, room),
+    **real,
+    **_lmcache_of(lmcache, size, blocks.num_blocks, room),
+  }
   most = min((c.memory.size // size for c in clients.values()), default=room)
   for other in others.values():
     while not other.is_full:
       other.put(min(most, room - len(other.held)))
   yield others
+  for other in others.values():
+    if isinstance(other, LMCache):
+      other.check()
   for store in real.values():
     store.clear()
+
+
+def _lmcache_of(
+  program: Turns | None, size: int, num_sources: int, room: int
+) -> dict[str, LMCache | TorchCopy]:
+  if program is None:
+    return {}
+  return {
+    'lmcache': LMCache(program, size, num_sources, room),
+    'torch_copy': TorchCopy(program),
+  }
 
 
 def measured(
