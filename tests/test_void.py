@@ -32,7 +32,7 @@ class Watched(Flaky):
 
   def __init__(self, spec, onload_s=1.0):
     super().__init__(spec, 0, 0, RemoteStore())
-    self._costs = self._links._costs = replace(
+    self._costs = replace(
       COSTS, onload_latency_s=onload_s, offload_latency_s=1e-3
     )
     self.drops_are_read = True

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.request import BlockKey
-from mooncake_jax.store.objects import COMPLETE
-from mooncake_jax.store.objects import Copy
 from mooncake_jax.store.objects import LEAVING
 from mooncake_jax.store.objects import OPEN
 from mooncake_jax.store.objects import Segment
