@@ -135,6 +135,8 @@ class Members:
     """Why an instance can't take the role now; '' if it can."""
     if name not in self._there:
       return 'is not there'
+    if self._spec.colocated:
+      return 'shares its devices'
     if role == self._becoming.get(name, self._role(name)):
       return ''
     if name in self._draining:

@@ -20,6 +20,10 @@ class ClusterSpec:
 
   Attributes:
     prefill_instances, decode_instances: how many of each.
+    colocated: prefill0 and decode0 are one instance on the same devices, and
+      so on: a request is decoded where it is prefilled, a decode step waits
+      for the chunk that it shares the devices with, and `chunk_tokens` decides
+      how long.
     tensor_parallel: devices a stage of a prefill instance, and a decode
       instance, is spread over.
     stages: of a prefill instance's pipeline; each on devices of its own.
@@ -66,6 +70,7 @@ class ClusterSpec:
 
   prefill_instances: int = 2
   decode_instances: int = 2
+  colocated: bool = False
   tensor_parallel: int = 1
   stages: int = 1
   stage_layers: tuple[int, ...] = ()
@@ -149,6 +154,8 @@ class ClusterSpec:
           f'ClusterSpec.{name}={getattr(self, name)!r} is not one of '
           f'{", ".join(get_args(names))}'
         )
+    if self.colocated:
+      self._check_colocated()
     if self.stage_layers:
       # Whether they are the model's number is known with the model.
       stage_shares(sum(self.stage_layers), self.stages, self.stage_layers)
@@ -157,6 +164,27 @@ class ClusterSpec:
         f'ClusterSpec.block_size_tokens={self.block_size_tokens} must be a '
         f'multiple of page_tokens={self.page_tokens}'
       )
+
+  def _check_colocated(self) -> None:
+    if self.prefill_instances != self.decode_instances:
+      raise ValueError(
+        f'ClusterSpec.colocated=True: prefill_instances='
+        f'{self.prefill_instances} and decode_instances='
+        f'{self.decode_instances} must be equal'
+      )
+    if self.stages > 1 or self.streaming == 'layers':
+      raise ValueError(
+        f'ClusterSpec.colocated=True: stages={self.stages} must be 1 and '
+        f"streaming={self.streaming!r} 'chunks' or 'prompt': a step takes a "
+        'whole chunk'
+      )
+
+  @property
+  def partners(self) -> dict[str, str]:
+    """The decode instance by the prefill instance it shares devices with."""
+    if not self.colocated:
+      return {}
+    return dict(zip(self.prefill_names, self.decode_names))
 
   @property
   def prefill_names(self) -> tuple[str, ...]:

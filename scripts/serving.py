@@ -102,6 +102,7 @@ def backends(
       truth,
       cluster.layers_of_stages(config),
       instances=experiment.instances if instances is None else instances,
+      partners=cluster.partners,
       boundary_s=boundary_s,
     )
     return

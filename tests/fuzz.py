@@ -78,6 +78,7 @@ class Flaky(VirtualBackend):
     super().__init__(
       costs,
       spec.layers_of_stages(MODEL),
+      partners=spec.partners,
       boundary_s=rng.choice((0.0, 1e-3)),
       store=store,
       spoil=self._break,
@@ -227,6 +228,10 @@ class Trial:
     self.requests = random_requests(self.spec, seed)
     self.slo = rng.choice((LOOSE, SLO(ttft_s=0.05, tbt_s=0.003)))
     self.rules = random_rules(rng)
+    pairs = self.spec.prefill_instances
+    if self.spec.stages == 1 and self.spec.streaming != 'layers':
+      self.spec = replace(self.spec, colocated=True, decode_instances=pairs)
+      self.rules = replace(self.rules, roles=None)
     self.differing = random_beliefs(rng, self.spec)
     self.conductor = self.make_conductor()
     self.store = self.others_store()

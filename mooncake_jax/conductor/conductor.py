@@ -54,7 +54,14 @@ class Conductor:
       costs: its belief about seconds.
       slo: the limits it admits by.
       instances: those that differ from what `cluster` and `costs` say.
+
+    Raises:
+      ValueError: roles are to change that can't.
     """
+    if spec.roles is not None and cluster.colocated:
+      raise ValueError(
+        f'ConductorSpec.roles={spec.roles} needs ClusterSpec.colocated=False'
+      )
     self.spec = spec
     self.slo = slo
     self.costs = costs

@@ -65,7 +65,9 @@ def plan(
   """Where a request would go if it is let in; None if nobody can take it."""
   request, prefill = asked.request, view.prefill
   number = draw(rules, request, asked.attempt)
+  decodes_I = able(view.decode.names, view.decode.accepts_I, asked.avoid)
   able_I = able(prefill.names, prefill.accepts_I, asked.avoid)
+  able_I = view.with_partner(able_I, decodes_I)
   if not able_I.any():
     return None
   ask = question(view, rules, request, now_s)
@@ -76,7 +78,7 @@ def plan(
   decode = choose_decode(
     view.decode,
     request,
-    able(view.decode.names, view.decode.accepts_I, asked.avoid),
+    view.only_partner(prefill.names[i], decodes_I),
     view.lengths.mean,
     now_s,
     found.ttft_s,

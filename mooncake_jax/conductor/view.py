@@ -45,6 +45,7 @@ class View:
     index: who holds which block.
     prefill, decode: queues, batches and room.
     fleet: costs of the prefill instances, in the order of `prefill.names`.
+    partners: see `ClusterSpec`.
     placed: requests under way.
     horizon: when each of them decodes.
     lengths, durations: tokens of an output, seconds that it decodes.
@@ -62,6 +63,7 @@ class View:
     """An idle cluster with empty segments; see `Conductor`."""
     self.layout = cluster.layout(model)
     self.reuse = cluster.reuse
+    self.partners = cluster.partners
     first = self.layout.layer_ranges[0][1] / self.layout.num_layers
     self.overlap = 1 - first if cluster.streaming == 'layers' else 0.0
     self._timeout_s = cluster.request_timeout_s
@@ -121,6 +123,24 @@ class View:
     """An instance takes no more requests, in whatever role."""
     self.prefill.close(name)
     self.decode.close(name)
+
+  def with_partner(
+    self, prefills_I: np.ndarray, decodes_I: np.ndarray
+  ) -> np.ndarray:
+    """Of able prefill instances those whose partner can decode."""
+    if not self.partners:
+      return prefills_I
+    row = self.decode.row
+    partners = [row[self.partners[name]] for name in self.prefill.names]
+    return prefills_I & decodes_I[partners]
+
+  def only_partner(self, prefill: str, decodes_I: np.ndarray) -> np.ndarray:
+    """Where a request prefilled there may decode."""
+    if not self.partners:
+      return decodes_I
+    only_I = np.zeros_like(decodes_I)
+    only_I[self.decode.row[self.partners[prefill]]] = True
+    return only_I & decodes_I
 
   def reserve(
     self, request: Request, placement: Placement, now_s: float

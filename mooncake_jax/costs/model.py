@@ -76,6 +76,17 @@ def sum_chunks(
   )
 
 
+def riding_s(cost: CostModel, batch_size: int, context_tokens: int) -> float:
+  """What a decode batch adds to the pass over a chunk that it rides on.
+
+  Its rows and contexts; the weights are read with the chunk.
+  """
+  if not batch_size:
+    return 0.0
+  alone_s = cost.decode_step_s(batch_size, context_tokens)
+  return alone_s - cost.decode_step_s(0, 0)
+
+
 @dataclass(frozen=True)
 class PolynomialCost:
   """The two polynomials and one line a link; `costs.fit` finds the numbers.

@@ -11,6 +11,7 @@ start in the order in which they may.
 
 from collections import defaultdict
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
@@ -120,6 +121,7 @@ class Links:
     clock: Clock,
     settled: Callable[[SimWork], None],
     ended: Callable[[SimTransfer], None],
+    partners: Mapping[str, str],
   ):
     """Starts idle.
 
@@ -127,7 +129,10 @@ class Links:
       costs_of: what work takes at an instance.
       settled: called when it is known when ops of a transfer will arrive.
       ended: called when that is known of all.
+      partners: instances on the same devices; pages go between them at once,
+        as if they did not move.
     """
+    self._partners = partners
     self._costs_of = costs_of
     self._clock = clock
     self._settled = settled
@@ -138,6 +143,8 @@ class Links:
     """Starts a transfer, as far as it need not wait."""
     trains: dict[Lane, _Train] = {}
     for op in work.ops:
+      if self._stays(op):
+        continue
       lane = _lane(op)
       train = trains.get(lane)
       if train is None:
@@ -171,6 +178,15 @@ class Links:
     """Nothing more of it starts; what is on a link still takes its time."""
     for due in work.due:
       self._clock.drop(due)
+
+  def _stays(self, op: TransferOp) -> bool:
+    """Whether it goes from an instance to the one on the same devices."""
+    src, dst = op.src, op.dst
+    return (
+      isinstance(src, DevicePages)
+      and isinstance(dst, DevicePages)
+      and self._partners.get(src.instance) == dst.instance
+    )
 
   def _extend(self, work: SimTransfer, train: _Train) -> float:
     """Takes the ops whose time is known; returns when they may start."""

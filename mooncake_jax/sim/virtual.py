@@ -35,6 +35,7 @@ from mooncake_jax.sim.decoding import decoding
 from mooncake_jax.sim.links import Links
 from mooncake_jax.sim.links import SimTransfer
 from mooncake_jax.sim.remote_store import RemoteStore
+from mooncake_jax.sim.shared_device import SharedDevice
 from mooncake_jax.sim.stages import Pipeline
 from mooncake_jax.sim.stages import SimChunk
 from mooncake_jax.sim.works import SimWork
@@ -49,6 +50,7 @@ class VirtualBackend:
     stage_layers: Sequence[int],
     *,
     instances: Mapping[str, CostModel] | None = None,
+    partners: Mapping[str, str] | None = None,
     boundary_s: float = 0.0,
     store: RemoteStore | None = None,
     spoil: Callable[[Completion], Completion] = lambda completion: completion,
@@ -60,6 +62,8 @@ class VirtualBackend:
         its share of a chunk's seconds.
       instances: the truth of those where `costs` is not. A link takes what
         the one whose end of it is busy says (`links.Lane`).
+      partners: decode instances by the prefill instance they share devices
+        with; see `shared_device.SharedDevice`.
       boundary_s: until the next stage has what a stage computed.
       store: what the Mooncake Store holds; None: nothing yet.
       spoil: makes another outcome of a completion, to study failures.
@@ -72,8 +76,17 @@ class VirtualBackend:
     self._spoil = spoil
     self._ids = itertools.count()
     self._clock = Clock()
-    self._links = Links(self._costs_of, self._clock, self._settled, self._over)
-    self._pipelines: dict[str, Pipeline] = {}
+    self._partners = dict(partners or {})
+    self._links = Links(
+      self._costs_of, self._clock, self._settled, self._over, self._partners
+    )
+    self._pipelines: dict[str, Pipeline | SharedDevice] = {}
+    # By both names of a pair.
+    self._shared: dict[str, SharedDevice] = {}
+    for pair in self._partners.items():
+      device = self._shared_device(pair[1])
+      self._shared |= dict.fromkeys(pair, device)
+      self._pipelines[pair[0]] = device
     self._works: dict[WorkId, SimWork] = {}
     self._decoding: dict[WorkId, Decoding] = {}
     self._done: list[Completion] = []
@@ -97,6 +110,9 @@ class VirtualBackend:
 
   def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
     work_id = next(self._ids)
+    if shared := self._shared.get(instance):
+      shared.decode(work_id, batch, max_steps)
+      return work_id
     costs = self._costs_of(instance)
     work = decoding(work_id, costs, batch, max_steps, self.now_s())
     self._decoding[work_id] = work
@@ -144,6 +160,8 @@ class VirtualBackend:
   def cancel(self, work_id: WorkId) -> None:
     if work_id in self._decoding:
       self._cut_short(self._decoding[work_id])
+    for shared in self._shared.values():
+      shared.cancel(work_id)
     work = self._works.get(work_id)
     if isinstance(work, SimChunk):
       if not self._pipeline(work.instance).has_begun(work):
@@ -153,6 +171,7 @@ class VirtualBackend:
 
   def wait(self, until_s: float | None) -> list[Completion]:
     self._failed.clear()
+    self._begin_steps(until_s)
     while self._clock.step(self.now_s() if self._done else until_s):
       pass
     if not self._done and until_s is not None:
@@ -162,6 +181,16 @@ class VirtualBackend:
 
   def wake(self) -> None:
     """Nothing to wake: wait never blocks."""
+
+  def _begin_steps(self, until_s: float | None) -> None:
+    """Shared devices go on, if time passes: nothing else happens now."""
+    if not self._shared or (until_s is not None and until_s <= self.now_s()):
+      return
+    while self._clock.step(self.now_s()):
+      pass
+    if not self._done:
+      for shared in self._shared.values():
+        shared.begin()
 
   def _costs_of(self, instance: str) -> CostModel:
     return self._instances.get(instance, self._costs)
@@ -309,7 +338,17 @@ class VirtualBackend:
     )
     self._done.append(self._spoil(completion))
 
-  def _pipeline(self, instance: str) -> Pipeline:
+  def _shared_device(self, decode: str) -> SharedDevice:
+    return SharedDevice(
+      self._clock,
+      self._costs_of(decode),
+      sum(self._stage_layers),
+      self._settled,
+      self._over,
+      self._emitted,
+    )
+
+  def _pipeline(self, instance: str) -> Pipeline | SharedDevice:
     if instance not in self._pipelines:
       self._pipelines[instance] = Pipeline(
         self._clock,
@@ -324,7 +363,13 @@ class VirtualBackend:
 
   def _decoded(self, work: Decoding) -> None:
     del self._decoding[work.work_id]
-    self._done.append(self._spoil(work.completion()))
+    self._emitted(work.completion())
+
+  def _emitted(self, completion: Completion) -> None:
+    """A decode work ends, or goes on."""
+    self._done.append(
+      self._spoil(completion) if completion.done else completion
+    )
 
   def _cut_short(self, work: Decoding) -> None:
     """Ends a decode work at the next step boundary."""
