@@ -105,7 +105,6 @@ def test_what_is_reserved_never_exceeds_capacity_and_all_comes_back(
 @given(rules, st.lists(asked, min_size=1, max_size=12))
 def test_a_placement_is_a_pure_function_of_view_and_request(chosen, requests):
   """Asking leaves no trace, and equal views answer alike."""
-  chosen['telemetry'] = Telemetry()
   conductor = make_conductor(slo=TIGHT, **chosen)
   now_s = 0.0
   for i, (*what, since_s) in enumerate(requests):

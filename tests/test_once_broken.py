@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The smallest case of each bug that was found in the deciders, mended."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -347,14 +348,25 @@ def test_advice_that_is_no_longer_possible_is_left():
   assert 'prefill0' in cluster.prefill and 'decode0' in cluster.decode
 
 
-def test_asking_for_advice_changes_no_placement():
-  """A journal has no advice in it: its replay asks for none."""
+def _explain(conductor, now_s):
+  request = make_request('a0', prompt(1))  # one that is placed already
+  explained = conductor.explain(request, now_s).decision
+  twin = copy.deepcopy(conductor)
+  assert explained == twin.place(request, now_s)
+
+
+@pytest.mark.parametrize('asks', [Conductor.advise, _explain])
+def test_asking_changes_no_placement(asks):
+  """A journal has no advice and no explanations in it, nor has its replay."""
   told = []
-  for asks in (False, True):
-    conductor = make_conductor()
-    for i in range(4):
+  for ask in (lambda conductor, now_s: None, asks):
+    conductor = make_conductor(telemetry=Telemetry(delay_s=0.5))
+    placed = [
       conductor.place(make_request(f'a{i}', prompt(1 + i)), 0.0)
-    if asks:
-      conductor.advise(3.0)  # the heads are overdue by then
-    told.append(conductor.place(make_request('b', prompt(9)), 3.5))
+      for i in range(4)
+    ]
+    ask(conductor, 3.0)  # the heads are overdue by then
+    conductor.observe(Failed(3.0, 'a3', 0, placed[3].prefill))
+    ask(conductor, 3.6)  # and this has come
+    told.append(conductor.place(make_request('b', prompt(9)), 3.55))
   assert told[0] == told[1]

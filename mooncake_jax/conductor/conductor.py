@@ -11,6 +11,7 @@ As in FAST'25 section 4.1, Algorithm 1. Differs: see `policies.paper`.
 
 from collections.abc import Iterable
 from collections.abc import Mapping
+import copy
 
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.advice import Advice
@@ -78,9 +79,7 @@ class Conductor:
     avoid: frozenset[str] = frozenset(),
   ) -> Placement | Rejection:
     """Decides where a request goes, and counts it there from now on."""
-    self._hear(now_s)
-    # Its last try has ended, though nobody may have said so yet.
-    self.view.end_try(request.request_id, now_s)
+    self._catch_up(request, now_s)
     asked = Try(request, attempt, avoid)
     decided = decide(self.view, self.spec, self.slo, asked, now_s)
     if isinstance(decided, Placement):
@@ -94,9 +93,16 @@ class Conductor:
     self._hear(event.time_s)
 
   def explain(self, request: Request, now_s: float) -> Explanation:
-    """The table that `place` would decide from now; decides nothing."""
-    self._hear(now_s)
-    return explain(self.view, self.spec, self.slo, request, now_s)
+    """The table that `place` would decide from now; changes nothing.
+
+    Where the view is behind `now_s` a copy is brought to it: a journal has no
+    explanations in it, so that asking for some must not change what follows.
+    """
+    seen = self
+    if self._behind(request, now_s):
+      seen = copy.deepcopy(self)
+      seen._catch_up(request, now_s)
+    return explain(seen.view, self.spec, self.slo, request, now_s)
 
   def advise(self, now_s: float) -> list[Advice]:
     """Copies and roles to change, as `spec` wants; taken to be carried out.
@@ -120,6 +126,20 @@ class Conductor:
     rows = min(num_rows, self._max_batch)
     context = context_tokens * rows // num_rows
     return self.costs.decode_step_s(rows, context) <= self.slo.tbt_s
+
+  def _catch_up(self, request: Request, now_s: float) -> None:
+    """Brings the view to `now_s`, for a new try of `request`."""
+    self._hear(now_s)
+    # Its last try has ended, though nobody may have said so yet.
+    self.view.end_try(request.request_id, now_s)
+
+  def _behind(self, request: Request, now_s: float) -> bool:
+    """Whether `_catch_up` would change anything."""
+    return (
+      request.request_id in self.view.placed
+      or self._line.has_arrived(now_s)
+      or self.view.is_due(now_s)
+    )
 
   def _hear(self, now_s: float) -> None:
     """Brings the view to `now_s`, as far as telemetry has come."""

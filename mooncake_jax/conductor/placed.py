@@ -60,12 +60,16 @@ class Reservations:
   def expired(self, now_s: float) -> list[Placed]:
     """Those whose time has come; they stay until popped."""
     late = []
-    while self._expiries and self._expiries[0][0] <= now_s:
+    while self.is_due(now_s):
       _, name, attempt = heapq.heappop(self._expiries)
       placed = self.get(name, attempt)
       if placed is not None:
         late.append(placed)
     return late
+
+  def is_due(self, now_s: float) -> bool:
+    """Whether the time of any has come, be it under way or not."""
+    return bool(self._expiries) and self._expiries[0][0] <= now_s
 
   def __len__(self) -> int:
     return len(self._placed)

@@ -146,13 +146,17 @@ class PrefillLoads:
     Where telemetry is lost a queue would else never run down; one that is
     merely slow is corrected when its end comes.
     """
-    if now_s <= self._overdue_from_s:
+    if not self.is_due(now_s):
       return
     for i in np.flatnonzero(self._overdue_s_I < now_s):
       queue = self._queues[i]
       del queue[next(iter(queue))]
       self._lead(int(i), now_s)
     self._overdue_from_s = float(self._overdue_s_I.min(initial=np.inf))
+
+  def is_due(self, now_s: float) -> bool:
+    """Whether a head may be overdue."""
+    return now_s > self._overdue_from_s
 
   def depth(self, name: str) -> int:
     return len(self._queues[self.row[name]])

@@ -15,6 +15,7 @@ forget, and does where it grows beyond `max_blocks`.
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+import copy
 
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.conductor.event_order import EventOrder
@@ -207,6 +208,14 @@ class PrefixIndex:
     Takes time in the size of the index.
     """
     return self._held(SLOT[tier], 1 << self.position(instance))
+
+  def __deepcopy__(self, memo: dict[int, object]) -> 'PrefixIndex':
+    """One of its own, fast: sets of holders never change and are shared."""
+    twin = copy.copy(self)
+    twin._blocks, twin._matched = self._blocks.copy(), self._matched.copy()
+    for name in ('names', 'positions', '_more', '_orders'):
+      setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+    return twin
 
   def __len__(self) -> int:
     """Number of distinct blocks stored somewhere; counts them."""

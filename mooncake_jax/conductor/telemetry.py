@@ -54,7 +54,10 @@ class EventLine:
 
   def arrived(self, now_s: float) -> Iterator[Event]:
     """Takes out what is known by now."""
-    while self._events:
-      if self._events[0].time_s + self._telemetry.delay_s > now_s:
-        return
+    while self.has_arrived(now_s):
       yield self._events.popleft()
+
+  def has_arrived(self, now_s: float) -> bool:
+    """Whether anything new is known by now."""
+    delay_s, events = self._telemetry.delay_s, self._events
+    return bool(events) and events[0].time_s + delay_s <= now_s

@@ -218,6 +218,10 @@ class View:
       self.release(placed, now_s)
     self.prefill.skip_overdue(now_s)
 
+  def is_due(self, now_s: float) -> bool:
+    """Whether `pass_time` would change anything."""
+    return self.placed.is_due(now_s) or self.prefill.is_due(now_s)
+
   def check(self) -> None:
     """Raises AssertionError if what is reserved is not what is placed."""
     self.decode.check()
