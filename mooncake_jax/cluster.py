@@ -147,7 +147,7 @@ class Cluster:
     return self._members.role_refusal(instance, role)
 
   def replicate(self, keys: Iterable[BlockKey], src: str, dst: str) -> None:
-    """Copies blocks from one segment to another, as far as there is room."""
+    """Copies an instance's blocks to a segment, as far as there is room."""
     self._members.replicate(keys, src, dst)
 
   def drop(self, keys: Iterable[BlockKey], segment: str) -> None:
@@ -182,7 +182,12 @@ class Cluster:
   @property
   def idle(self) -> bool:
     """Whether nothing is under way and all events were told."""
-    return self._flow.idle and not self._flow.has_events
+    return self._flow.idle and not self.has_news
+
+  @property
+  def has_news(self) -> bool:
+    """Whether `step` has events to tell at once."""
+    return self._flow.has_events
 
   def step(self, until_s: float | None) -> list[Event]:
     """Waits for something to happen, at most to `until_s`; returns events.
@@ -190,7 +195,7 @@ class Cluster:
     Where a submit or cancel has caused events already, it does not wait.
     """
     deadline_s = self._next_deadline()
-    if self._flow.has_events:
+    if self.has_news:
       until_s = self.backend.now_s()
     elif deadline_s is not None:
       until_s = deadline_s if until_s is None else min(until_s, deadline_s)

@@ -17,6 +17,7 @@ from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.events import InstanceDraining
 from mooncake_jax.events import InstanceJoined
 from mooncake_jax.events import InstanceLost
 from mooncake_jax.instance.decode import DecodeInstance
@@ -86,7 +87,10 @@ class Members:
       ValueError: there is no such instance.
     """
     self._check_there(name)
-    self._draining.setdefault(name, 'runs')
+    if name not in self._draining:
+      self._draining[name] = 'runs'
+      now_s = self._backend.now_s()
+      self._flow.apply([InstanceDraining(now_s, name)])
     self.advance()
 
   def lose(self, name: str) -> None:
@@ -144,18 +148,23 @@ class Members:
     return '' if self._stay_without(name) else 'is the last of its role'
 
   def replicate(self, keys: Iterable[BlockKey], src: str, dst: str) -> None:
-    """Copies blocks from one segment to another, as far as there is room.
+    """Copies an instance's blocks to a segment, as far as there is room.
+
+    Each from wherever the instance has it, but from a device.
 
     Raises:
-      ValueError: an unknown segment, or a device's.
+      ValueError: an unknown instance or segment, or a device's.
     """
-    for segment in (src, dst):
-      self._check_segment(segment)
+    self._check_segment(dst)
+    if src not in (owners := {*map(owner, self._master.segments())}):
+      raise ValueError(f'{src=} has no memory; these have: {sorted(owners)}')
     now_s = self._backend.now_s()
     tasks: list[CopyTask] = []
     evicted: list[Evicted] = []
     for key in keys:
-      start = self._master.copy_start(key, src, dst, now_s)
+      if (segment := self._source(key, src, dst)) is None:
+        continue
+      start = self._master.copy_start(key, segment, dst, now_s)
       evicted += start.evicted
       tasks += [start.task] if start.task is not None else []
     copies = self._client.copies(tuple(tasks), tuple(evicted))
@@ -237,6 +246,16 @@ class Members:
       if medium(segment) != 'device':
         gone = self._master.unmount(segment, now_s).evicted
         self._flow.apply(dropped(self._master, gone, now_s))
+
+  def _source(self, key: BlockKey, name: str, dst: str) -> str | None:
+    """A segment of the instance, other than `dst`, to read the block from."""
+    segments = [
+      replica.segment
+      for replica in self._master.peek(key)
+      if owner(replica.segment) == name and replica.segment != dst
+    ]
+    # The faster medium has the shorter name.
+    return min((s for s in segments if medium(s) != 'device'), default=None)
 
   def _close(self, name: str) -> None:
     """Takes its memory out of the store, and tells that it is gone."""

@@ -172,6 +172,14 @@ class WorkDone:
 
 
 @dataclass(frozen=True)
+class InstanceDraining:
+  """It takes no new requests; `InstanceLost` follows when its runs ended."""
+
+  time_s: float
+  instance: str
+
+
+@dataclass(frozen=True)
 class InstanceLost:
   time_s: float
   instance: str
@@ -185,4 +193,6 @@ class InstanceJoined:
 
 
 StoreEvent = BlocksStored | BlocksEvicted | Inventory
-Event = StoreEvent | RequestEvent | WorkDone | InstanceLost | InstanceJoined
+# Which instances there are.
+FleetEvent = InstanceDraining | InstanceLost | InstanceJoined
+Event = StoreEvent | RequestEvent | WorkDone | FleetEvent

@@ -20,7 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 import heapq
 import itertools
+import math
 
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.advice import Advice
 from mooncake_jax.conductor.advice import DropCopies
@@ -102,7 +104,9 @@ def serve(
   hear(cluster.step(cluster.backend.now_s()))  # what an SSD still holds
   while arrivals or not cluster.idle:
     now_s = cluster.backend.now_s()
-    while arrivals and arrivals[0][0] <= now_s:
+    # What is known, such as a drain, is heard before anybody is placed.
+    due_s = -math.inf if cluster.has_news else now_s
+    while arrivals and arrivals[0][0] <= due_s:
       request = heapq.heappop(arrivals)[2]
       if _arrive(request, conductor, cluster, book, journal, now_s):
         retries.remember(request)
@@ -118,8 +122,9 @@ def _carry_out(advice: list[Advice], cluster: Cluster) -> None:
   """
   for each in advice:
     segments = cluster.master.segments()
+    owners = {*map(owner, segments)}
     match each:
-      case Replicate() if {each.source, each.target} <= {*segments}:
+      case Replicate() if each.source in owners and each.target in segments:
         cluster.replicate(each.keys, each.source, each.target)
       case DropCopies() if each.instance in segments:
         cluster.drop(each.keys, each.instance)

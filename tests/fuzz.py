@@ -338,7 +338,8 @@ class Trial:
         if not cluster.role_refusal(name, role):
           cluster.set_role(name, role)
       case 'replicate' if len(segments) > 1:
-        cluster.replicate(keys, *rng.sample(segments, 2))
+        src, dst = rng.sample(segments, 2)
+        cluster.replicate(keys, owner(src), dst)
       case 'drop' if segments:
         cluster.drop(keys, rng.choice(segments))
 

@@ -6,6 +6,7 @@ import itertools
 import zlib
 
 import numpy as np
+import pytest
 
 from lifecycle import COSTS
 from lifecycle import LAYERS
@@ -99,6 +100,57 @@ def test_a_copy_that_went_with_its_instance_is_made_again():
     advice = conductor.advise(now_s)
     copied += [(i // 10, a.target) for a in advice if isinstance(a, Replicate)]
   assert copied == [(0, 'prefill1'), (2, 'prefill1')]
+
+
+def test_a_copy_that_was_not_made_is_paid_back_and_made_again():
+  """Of 5 blocks 2 came; a budget of 8 that fills up slowly pays for it."""
+  block_bytes = SPEC.layout(MODEL).block_bytes
+  rules = Replication(
+    hot_per_s=0.2,
+    cool_per_s=0.01,
+    half_life_s=5.0,
+    copy_bytes_per_s=block_bytes / 10,
+    burst_s=80.0,
+    copy_timeout_s=20.0,
+  )
+  conductor = make_conductor(policy='cache_aware', replication=rules)
+  heat, head = conductor._adviser._heat, ask('a', 41)
+  assert heat is not None
+  conductor.observe(BlocksStored(0.0, 'prefill0', head.block_keys))
+  advised, saved = [], []
+  for i in range(72, 110):
+    now_s = float(i)
+    for j in range(3):
+      conductor.place(replace(head, request_id=f'r{i}.{j}'), now_s)
+    if any(isinstance(a, Replicate) for a in conductor.advise(now_s)):
+      advised.append(now_s)
+      conductor.observe(BlocksStored(now_s, 'prefill1', head.block_keys[:2]))
+    saved.append(heat._budget_bytes / block_bytes)
+  assert advised[1] - advised[0] == 21.0
+  first, second = (int(s - 72) for s in advised)
+  assert saved[first] == pytest.approx(advised[0] / 10 - 5)
+  assert saved[second] == pytest.approx(saved[first] + 2.1 + 3 - 5)
+  assert len(advised) == 2
+
+
+def test_a_hot_prefix_on_an_ssd_alone_is_copied_from_there():
+  block_bytes = SPEC.layout(MODEL).block_bytes
+  cluster = simulated(
+    replace(SPEC, ssd_bytes=64 * block_bytes, host_bytes=6 * block_bytes)
+  )
+  heads = [ask(name, 41) for name in ('a', 'b', 'c')]
+  for head in heads:
+    placement = Placement(head.request_id, 0, 'prefill0', 'decode0')
+    cluster.submit(head, placement)
+    while not cluster.idle:
+      cluster.step(None)
+  keys = heads[0].block_keys
+  below = [k for k in keys if k not in cluster.inventory('prefill0')]
+  assert below and {*below} <= {*cluster.inventory('prefill0/ssd')}
+  cluster.replicate(keys, 'prefill0', 'prefill1')
+  while not cluster.idle:
+    cluster.step(None)
+  assert {*cluster.inventory('prefill1')} == {*keys}
 
 
 def test_roles_change_with_hysteresis():

@@ -361,12 +361,10 @@ def test_asking_changes_no_placement(asks):
   told = []
   for ask in (lambda conductor, now_s: None, asks):
     conductor = make_conductor(telemetry=Telemetry(delay_s=0.5))
-    placed = [
+    for i in range(4):
       conductor.place(make_request(f'a{i}', prompt(1 + i)), 0.0)
-      for i in range(4)
-    ]
     ask(conductor, 3.0)  # the heads are overdue by then
-    conductor.observe(Failed(3.0, 'a3', 0, placed[3].prefill))
+    conductor.observe(Failed(3.0, 'a3', 0, 'prefill0'))
     ask(conductor, 3.6)  # and this has come
     told.append(conductor.place(make_request('b', prompt(9)), 3.55))
   assert told[0] == told[1]

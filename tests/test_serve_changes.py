@@ -17,14 +17,15 @@ from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
 from mooncake_jax.conductor.heat import Replication
 from mooncake_jax.conductor.roles import RoleRules
+from mooncake_jax.conductor.telemetry import Telemetry
 from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
+from mooncake_jax.events import InstanceDraining
 from mooncake_jax.events import InstanceJoined
 from mooncake_jax.events import InstanceLost
 from mooncake_jax.events import PrefillDone
-from mooncake_jax.events import RequestEvent
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.serve import serve
 
@@ -46,7 +47,8 @@ def disturbed(cluster, requests, verb, name, after, conductor=None):
   assert len(seen) >= count, 'nothing was disturbed'
   cluster.check()
   conductor.view.check()
-  assert not len(conductor.view.placed)
+  if not conductor.spec.telemetry.loss:
+    assert not len(conductor.view.placed)
   return records, events
 
 
@@ -111,16 +113,34 @@ def test_tokens_are_those_of_an_undisturbed_run():
   assert served[0] == served[1]
 
 
-def test_a_busy_instance_drains_without_a_failure_of_what_it_has():
-  requests = shared_prefix_requests(40, output=12, every_s=0.002)
-  records, events = disturbed(
-    make_virtual(), requests, 'drain', 'prefill1', (PrefillDone, 3)
+@pytest.mark.parametrize(
+  'name, other', [('prefill1', 'prefill0'), ('decode0', 'decode1')]
+)
+@pytest.mark.parametrize(
+  'make, every_s', [(make_virtual, 0.002), (make_device, 0.1)]
+)
+def test_an_instance_drains_and_costs_nobody_a_try(make, every_s, name, other):
+  """Nobody is placed there from the drain on, though most telemetry is lost."""
+  requests = shared_prefix_requests(30, output=12, every_s=every_s)
+  cluster = make()
+  conductor = make_conductor(
+    policy='random', admission='none', telemetry=Telemetry(loss=0.9)
   )
+  after = (PrefillDone if name == 'prefill1' else TokensEmitted, 1)
+  try:
+    records, events = disturbed(
+      cluster, requests, 'drain', name, after, conductor
+    )
+  finally:
+    if make is make_device:
+      close(cluster)
   check_once(records, requests)
-  kinds = [e for e in events if isinstance(e, InstanceLost | RequestEvent)]
-  (gone,) = [e for e in kinds if isinstance(e, InstanceLost)]
-  last = [r for r in records if r.placed_s and r.placed_s > gone.time_s]
-  assert last and {r.prefill for r in last} == {'prefill0'}
+  assert not any(r.attempt for r in records)
+  (drain,) = [e for e in events if isinstance(e, InstanceDraining)]
+  assert [e.instance for e in events if isinstance(e, InstanceLost)] == [name]
+  later = [r for r in records if (r.placed_s or 0.0) > drain.time_s]
+  role = 'prefill' if name in SPEC.prefill_names else 'decode'
+  assert later and {getattr(r, role) for r in later} == {other}
 
 
 def long_prompts(count, every_s, start=0, start_s=0.0):
@@ -137,7 +157,7 @@ ROLES = RoleRules(hold_s=0.2, rest_s=1.0, average_s=0.5)
 
 
 def joined(spec, requests):
-  """Roles that instances took in a run, with their times."""
+  """Roles that instances took in a run, which cost nobody a try."""
   cluster = make_virtual(spec)
   conductor = make_conductor(
     spec,
@@ -149,6 +169,7 @@ def joined(spec, requests):
   events = []
   records, _ = serve(requests, conductor, cluster, on_event=events.append)
   check_once(records, requests)
+  assert not any(r.attempt for r in records)
   cluster.check()
   return [e for e in events if isinstance(e, InstanceJoined)]
 

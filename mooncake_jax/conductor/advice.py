@@ -12,7 +12,10 @@ from mooncake_jax.request import BlockKey
 
 @dataclass(frozen=True)
 class Replicate:
-  """Copy these leading blocks of a prompt to another instance's segment."""
+  """Copy these leading blocks of a prompt to another instance's segment.
+
+  `source` is an instance, that has them on whatever medium.
+  """
 
   keys: tuple[BlockKey, ...]
   source: str

@@ -7,7 +7,9 @@ longest one that anybody had stored. Where a copy is asked for more often than
 `hot_per_s`, one more is advised at the least busy instance that lacks it; a
 copy that was made so is dropped when its prefix falls under `cool_per_s` a
 copy, well below, so that nothing is copied to and fro. Bytes copied are bounded
-by a budget that fills up at `copy_bytes_per_s`.
+by a budget that fills up at `copy_bytes_per_s`; a copy that is not there after
+`copy_timeout_s` was not made, for want of room or of its source, and the bytes
+of what is missing go back to the budget.
 
 As in FAST'25 section 4.2, hot-spot migration. Differs: there copies only arise
 from fetches; these are made before the next request has to fetch.
@@ -19,6 +21,7 @@ import math
 from mooncake_jax.conductor.advice import Advice
 from mooncake_jax.conductor.advice import DropCopies
 from mooncake_jax.conductor.advice import Replicate
+from mooncake_jax.conductor.matches import Match
 from mooncake_jax.conductor.matches import positions
 from mooncake_jax.conductor.prefix_index import PrefixIndex
 from mooncake_jax.request import BlockKey
@@ -35,6 +38,7 @@ class Replication:
     copy_bytes_per_s: budget; saves up for `burst_s` at most.
     min_blocks: shorter prefixes are not worth a copy.
     max_prefixes: how many are kept in mind.
+    copy_timeout_s: how long an advised copy counts before it is heard of.
   """
 
   hot_per_s: float = 0.5
@@ -44,9 +48,16 @@ class Replication:
   burst_s: float = 10.0
   min_blocks: int = 4
   max_prefixes: int = 1024
+  copy_timeout_s: float = 30.0
 
   def __post_init__(self):
-    for name in ('hot_per_s', 'half_life_s', 'copy_bytes_per_s', 'burst_s'):
+    for name in (
+      'hot_per_s',
+      'half_life_s',
+      'copy_bytes_per_s',
+      'burst_s',
+      'copy_timeout_s',
+    ):
       if not getattr(self, name) > 0:
         raise ValueError(
           f'Replication.{name}={getattr(self, name)} must be > 0'
@@ -70,6 +81,15 @@ class _Prefix:
   since_s: float = 0.0
 
 
+@dataclass
+class _Copy:
+  """An advised one; `was_there` once it has been heard of."""
+
+  keys: tuple[BlockKey, ...]
+  advised_s: float
+  was_there: bool = False
+
+
 class Heat:
   """How hot prefixes are, and which copies were advised."""
 
@@ -77,7 +97,7 @@ class Heat:
     self._rules = rules
     self._block_bytes = block_bytes
     self._prefixes: dict[BlockKey, _Prefix] = {}
-    self._copies: dict[tuple[BlockKey, str], tuple[BlockKey, ...]] = {}
+    self._copies: dict[tuple[BlockKey, str], _Copy] = {}
     self._budget_bytes = 0.0
     self._filled_s = 0.0
 
@@ -110,7 +130,8 @@ class Heat:
       idle_first: instances that may get a copy, the least busy first.
     """
     self._fill(now_s)
-    cooled = self._cool(index, idle_first, now_s)
+    self._check_copies(index, idle_first, now_s)
+    cooled = self._cool(index, now_s)
     return [*cooled, *self._copy(index, idle_first, now_s)]
 
   def _copy(
@@ -136,24 +157,34 @@ class Heat:
       if num_bytes > self._budget_bytes:
         break
       self._budget_bytes -= num_bytes
-      self._copies[tip, target] = keys
+      self._copies[tip, target] = _Copy(keys, now_s)
       advice.append(Replicate(keys, holders[0], target))
     return advice
 
-  def _cool(
+  def _check_copies(
     self, index: PrefixIndex, idle_first: list[str], now_s: float
-  ) -> list[Advice]:
-    advice: list[Advice] = []
-    for (tip, name), keys in list(self._copies.items()):
-      holders = _holders(index, keys)
-      if name not in holders and name not in idle_first:
-        del self._copies[tip, name]  # it went with its instance
+  ) -> None:
+    """Forgets copies that are gone, or were never made."""
+    for (tip, name), copy in list(self._copies.items()):
+      if name in _holders(index, copy.keys):
+        copy.was_there = True
         continue
+      late = now_s - copy.advised_s > self._rules.copy_timeout_s
+      if late and not copy.was_there:
+        there = index.match(copy.keys).get(name, Match()).stored
+        self._save_up((len(copy.keys) - there) * self._block_bytes)
+      if late or copy.was_there or name not in idle_first:
+        del self._copies[tip, name]
+
+  def _cool(self, index: PrefixIndex, now_s: float) -> list[Advice]:
+    advice: list[Advice] = []
+    for (tip, name), copy in list(self._copies.items()):
+      holders = _holders(index, copy.keys)
       copies = max(len(holders), 1)
       if self.per_s(tip, now_s) < self._rules.cool_per_s * copies:
         del self._copies[tip, name]
         if name in holders and len(holders) > 1:
-          advice.append(DropCopies(keys, name))
+          advice.append(DropCopies(copy.keys, name))
     return advice
 
   def _cooled(self, prefix: _Prefix, now_s: float) -> float:
@@ -161,13 +192,13 @@ class Heat:
     return prefix.heat * 0.5 ** (age_s / self._rules.half_life_s)
 
   def _fill(self, now_s: float) -> None:
-    rules = self._rules
     filled_s = max(now_s - self._filled_s, 0.0)
     self._filled_s = max(now_s, self._filled_s)
-    most = rules.copy_bytes_per_s * rules.burst_s
-    self._budget_bytes = min(
-      self._budget_bytes + rules.copy_bytes_per_s * filled_s, most
-    )
+    self._save_up(self._rules.copy_bytes_per_s * filled_s)
+
+  def _save_up(self, num_bytes: float) -> None:
+    most = self._rules.copy_bytes_per_s * self._rules.burst_s
+    self._budget_bytes = min(self._budget_bytes + num_bytes, most)
 
 
 def _holders(index: PrefixIndex, keys: tuple[BlockKey, ...]) -> list[str]:

@@ -14,6 +14,7 @@ from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
+from mooncake_jax.events import InstanceDraining
 from mooncake_jax.events import InstanceJoined
 from mooncake_jax.events import InstanceLost
 from mooncake_jax.events import Inventory
@@ -29,6 +30,8 @@ def observe(view: View, event: Event) -> None:
   match event:
     case BlocksStored() | BlocksEvicted() | Inventory():
       view.index.observe(event)
+    case InstanceDraining():
+      view.close(event.instance)
     case InstanceLost():
       view.index.observe(event)
       view.close(event.instance)

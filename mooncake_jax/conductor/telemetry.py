@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import random
 
 from mooncake_jax.events import Event
-from mooncake_jax.events import InstanceJoined
-from mooncake_jax.events import InstanceLost
+from mooncake_jax.events import FleetEvent
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class EventLine:
     self._events: deque[Event] = deque()
 
   def send(self, event: Event) -> None:
-    fleet = isinstance(event, InstanceJoined | InstanceLost)
+    fleet = isinstance(event, FleetEvent)
     if fleet or self._rng.random() >= self._telemetry.loss:
       self._events.append(event)
 
