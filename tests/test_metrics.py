@@ -167,6 +167,19 @@ def test_latencies_are_of_completed_requests():
   assert summary.tpot_s['p99'] == pytest.approx(0.2 - 0.02 * 0.15)
 
 
+@given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 40)), min_size=1))
+def test_intervals_of_all_requests_count_one_by_one(runs):
+  records = [served(tbt_s=s, tokens=count) for s, count in runs]
+  expanded = [s for s, count in runs for _ in range(count - 1)]
+  found = summarize(records, SLO()).tbt_s
+  if not expanded:
+    assert set(found.values()) == {None}
+    return
+  assert found['mean'] == pytest.approx(np.mean(expanded))
+  wanted = np.percentile(expanded, (50, 99), method='inverted_cdf')
+  assert [found['p50'], found['p99']] == pytest.approx([*wanted])
+
+
 def test_throughput_counts_completed_output_and_waste_is_the_rest():
   summary = summarize(mixed_run(), SLO(), duration_s=68.0)
   assert summary.output_tokens == 34

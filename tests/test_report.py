@@ -27,6 +27,7 @@ from mooncake_jax.request import TokenSegment
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import Journal
 from mooncake_jax.slo import SLO
+from scripts import compare
 
 
 def served(name: str, start_s: float = 0.0) -> RequestRecord:
@@ -186,6 +187,23 @@ def test_plots_are_valid_svg_and_the_same_each_time():
   assert drawn == plots.distribution([0.1, 0.4], 0.3, 'TTFT')
   ElementTree.fromstring(plots.distribution([], None, 'nobody was served'))
   ElementTree.fromstring(plots.shares({'local_host': 0.4}, 'hits'))
+
+
+def test_runs_stand_side_by_side(tmp_path, capsys):
+  for name, records in (('a', [served('x')]), ('b', [served('y', 9.0)] * 2)):
+    results = Results(
+      name, '', {}, records, [], summarize(records, SLO(9, 0.3)), SLO(9, 0.3)
+    )
+    write_results(tmp_path / name, results, with_page=False)
+  out = tmp_path / 'both.html'
+  folders = [str(tmp_path / name) for name in 'ab']
+  assert compare.main([*folders, '--out', str(out)]) == 0
+  lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+  assert ['a', 'b'] in lines and ['offered', '1', '2'] in lines
+  html = out.read_text()
+  assert html.count('<svg') == 2 and html.count('>a</text>') == 2
+  with pytest.raises(SystemExit):
+    compare.main([str(tmp_path / 'none')])
 
 
 def test_the_environment_tells_versions_and_devices():

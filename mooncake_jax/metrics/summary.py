@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_jax.metrics.latency import intervals
 from mooncake_jax.metrics.latency import tbt_tail_s
 from mooncake_jax.metrics.latency import tpot_s
 from mooncake_jax.metrics.predictions import prediction_errors
@@ -49,7 +50,8 @@ class Summary:
     ttft_s: arrival to first token, of completed requests.
     tbt_tail_s: mean of a request's longest 10 % of token intervals, of
       completed requests with at least two tokens.
-    tpot_s: the mean of their intervals.
+    tbt_s: of all token intervals of completed requests, whosever they are.
+    tpot_s: the mean of a request's intervals.
     prediction_errors: of the Conductor's predictions, by term (queue,
       transfer, prefill, ttft from placement on, tbt): `bias_s` is the mean of
       predicted less observed, `p50_s` and `p99_s` are of its size.
@@ -76,6 +78,7 @@ class Summary:
   hit_rate_request_mean: float
   ttft_s: Statistics
   tbt_tail_s: Statistics
+  tbt_s: Statistics
   tpot_s: Statistics
   prediction_errors: dict[str, dict[str, float]]
   rejection_reasons: dict[str, int]
@@ -134,6 +137,7 @@ def summarize(
     **_hits([r for r in records if r.prefill_done_s is not None]),
     ttft_s=statistics([r.ttft_s for r in completed]),
     tbt_tail_s=statistics([tbt_tail_s(r) for r in completed]),
+    tbt_s=_interval_statistics(completed),
     tpot_s=statistics([tpot_s(r) for r in completed]),
     prediction_errors=prediction_errors(records),
     rejection_reasons=_rejection_reasons(records),
@@ -163,6 +167,19 @@ def statistics(values: Sequence[float | None]) -> Statistics:
     return dict.fromkeys(('mean', 'p50', 'p90', 'p99'))
   p50, p90, p99 = np.percentile(known, (50, 90, 99)).tolist()
   return {'mean': float(np.mean(known)), 'p50': p50, 'p90': p90, 'p99': p99}
+
+
+def _interval_statistics(records: Sequence[RequestRecord]) -> Statistics:
+  """Of all token intervals, counted as often as they passed."""
+  found = [pair for record in records for pair in intervals(record.segments)]
+  if not found:
+    return statistics([])
+  seconds, counts = np.array(found).T
+  mean = float(np.average(seconds, weights=counts))
+  percentiles = np.percentile(
+    seconds, (50, 90, 99), weights=counts, method='inverted_cdf'
+  ).tolist()
+  return dict(zip(('mean', 'p50', 'p90', 'p99'), (mean, *percentiles)))
 
 
 def _hits(prefilled: Sequence[RequestRecord]) -> dict[str, Any]:

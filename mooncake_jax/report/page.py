@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as one HTML page that needs no other file."""
+"""A run, or several, as one HTML page that needs no other file."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Any
 from mooncake_jax.events import WorkDone
 from mooncake_jax.metrics.latency import tbt_tail_s
 from mooncake_jax.metrics.summary import Summary
+from mooncake_jax.metrics.table import comparison
 from mooncake_jax.metrics.table import table
 from mooncake_jax.report import plots
 from mooncake_jax.report.gantt import gantt
@@ -18,6 +19,7 @@ from mooncake_jax.report.prompt_chart import prompt_bars
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.slo import SLO
 
+TTFT, TBT = 'Time to first token', 'Time between tokens, tail mean'
 MOST_BARS = 600  # more are a blur, and slow to draw
 
 _STYLE = """
@@ -39,13 +41,41 @@ def page(
 ) -> str:
   """Summary, plots, the operative config and the environment."""
   drawn = [*_plots(records, slo), *_prompt(works)]
+  folded = {
+    'Operative config': config,
+    'Environment': json.dumps(environment, indent=2),
+  }
+  return _document(title, table(summary), drawn, folded)
+
+
+def comparison_page(
+  title: str, runs: Mapping[str, tuple[Sequence[RequestRecord], Summary]]
+) -> str:
+  """Several runs: figures in columns, latencies in the same plots.
+
+  The limits drawn are the first run's.
+  """
+  summaries = {name: summary for name, (_, summary) in runs.items()}
+  first = next(iter(summaries.values()))
+  ttfts = {name: _ttft_s(records) for name, (records, _) in runs.items()}
+  tails = {name: _tails_s(records) for name, (records, _) in runs.items()}
+  drawn = [
+    plots.distributions(ttfts, first.slo_ttft_s, TTFT),
+    plots.distributions(tails, first.slo_tbt_s, TBT),
+  ]
+  return _document(title, comparison(summaries), drawn, {})
+
+
+def _document(
+  title: str, text: str, drawn: Sequence[str], folded: Mapping[str, str]
+) -> str:
   figures = ''.join(f'<figure>{p}</figure>' for p in drawn)
+  folds = ''.join(_fold(*item) for item in folded.items())
   return (
     '<!doctype html><html lang="en"><meta charset="utf-8">'
     f'<title>{escape(title)}</title><style>{_STYLE}</style>'
-    f'<h1>{escape(title)}</h1><pre>{escape(table(summary))}</pre>{figures}'
-    f'{_fold("Operative config", config)}'
-    f'{_fold("Environment", json.dumps(environment, indent=2))}</html>\n'
+    f'<h1>{escape(title)}</h1><pre>{escape(text)}</pre>{figures}{folds}'
+    '</html>\n'
   )
 
 
@@ -57,13 +87,19 @@ def _fold(label: str, text: str) -> str:
 
 
 def _plots(records: Sequence[RequestRecord], slo: SLO) -> list[str]:
-  ttft_s = [r.ttft_s for r in records if r.ttft_s is not None]
-  tails_s = [t for t in map(tbt_tail_s, records) if t is not None]
   return [
-    plots.distribution(ttft_s, slo.ttft_s, 'Time to first token'),
-    plots.distribution(tails_s, slo.tbt_s, 'Time between tokens, tail mean'),
+    plots.distribution(_ttft_s(records), slo.ttft_s, TTFT),
+    plots.distribution(_tails_s(records), slo.tbt_s, TBT),
     plots.shares(_hits(records), 'Prompt tokens by where they came from'),
   ]
+
+
+def _ttft_s(records: Sequence[RequestRecord]) -> list[float]:
+  return [r.ttft_s for r in records if r.ttft_s is not None]
+
+
+def _tails_s(records: Sequence[RequestRecord]) -> list[float]:
+  return [t for t in map(tbt_tail_s, records) if t is not None]
 
 
 def _prompt(works: Sequence[WorkDone]) -> list[str]:

@@ -9,18 +9,30 @@ from typing import Any
 import numpy as np
 
 SIZE_INCHES = (4.6, 2.8)
+COLORS = ('#2a5caa', '#d08020', '#3a8a4a', '#8a4a9a', '#606060')
 
 
 def distribution(
   values_s: Sequence[float], limit_s: float | None, label: str
 ) -> str:
   """Share of requests at or below each time; the limit is a dashed line."""
+  return distributions({'': values_s}, limit_s, label)
+
+
+def distributions(
+  by_name: Mapping[str, Sequence[float]], limit_s: float | None, label: str
+) -> str:
+  """The same with a line for each of several named runs."""
   figure, axes = _axes(label)
-  ordered = np.sort(np.asarray(values_s, float))
-  shares = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
-  axes.step(ordered, shares, where='post', color='#2a5caa')
+  for i, (name, values_s) in enumerate(by_name.items()):
+    ordered = np.sort(np.asarray(values_s, float))
+    ratios = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
+    color = COLORS[i % len(COLORS)]
+    axes.step(ordered, ratios, where='post', color=color, label=name)
   if limit_s is not None:
     axes.axvline(limit_s, linestyle='--', color='#b03030', linewidth=1)
+  if len(by_name) > 1:
+    axes.legend(fontsize=7)
   axes.set_xlim(left=0)
   axes.set_ylim(0, 1.02)
   axes.set_xlabel('seconds')
@@ -32,7 +44,7 @@ def shares(by_name: Mapping[str, float], label: str) -> str:
   """One bar a name, each a ratio 0-1."""
   figure, axes = _axes(label)
   names = list(by_name)
-  axes.barh(names[::-1], [by_name[n] for n in names[::-1]], color='#2a5caa')
+  axes.barh(names[::-1], [by_name[n] for n in names[::-1]], color=COLORS[0])
   axes.set_xlim(0, 1)
   axes.set_xlabel('share of prompt tokens')
   return svg(figure)
