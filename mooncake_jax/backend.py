@@ -15,6 +15,7 @@ there and nobody reads it, so pools hand out pages from 1.
 
 from dataclasses import dataclass
 from typing import Literal
+from typing import NamedTuple
 from typing import Protocol
 
 import numpy as np
@@ -77,16 +78,14 @@ class DecodeBatch:
   rows: tuple[DecodeRow, ...]
 
 
-@dataclass(frozen=True)
-class DevicePages:
+class DevicePages(NamedTuple):
   """Pages of an instance's KV pool, in token order."""
 
   instance: str
   pages: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Replica:
+class Replica(NamedTuple):
   """One copy of one block in a segment; `replica_id` is never reused.
 
   A segment is memory of one medium that one instance registers: its pinned
@@ -99,8 +98,7 @@ class Replica:
   key: BlockKey = b''
 
 
-@dataclass(frozen=True)
-class TransferOp:
+class TransferOp(NamedTuple):
   """Moves KVCache of layers [start_layer, stop_layer) from src to dst.
 
   Pages to replica offloads, replica to pages onloads, replica to replica

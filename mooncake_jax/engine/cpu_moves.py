@@ -2,9 +2,9 @@
 """Moves between a CPU's pool and host memory, in as few steps as there can be.
 
 There both are the same memory, so a block is copied once, by the thread that
-owns the pool, and no link has anything to do. All blocks of a work go to that
-thread in one hand-over; layer ranges of one block go as one, and are kept and
-counted as what they are.
+owns the pool, and no link has anything to do. It copies several blocks of a
+work in a turn, while the next ones are made ready; layer ranges of one block go
+as one, and are kept and counted as what they are.
 
 What streams, crosses stages, has a checksum to be made or verified, or comes
 from or goes to other memory takes the ways of `routes.py`.
@@ -12,10 +12,12 @@ from or goes to other memory takes the ways of `routes.py`.
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+import itertools
 import time
 from typing import Any
 
@@ -29,7 +31,6 @@ from mooncake_jax.engine.stage import Stage
 from mooncake_jax.engine.tasks import Desk
 from mooncake_jax.engine.tasks import GatherTask
 from mooncake_jax.engine.tasks import ScatterTask
-from mooncake_jax.engine.tasks import Task
 from mooncake_jax.transfer.book import TransferBook
 from mooncake_jax.transfer.heads import HeadSlices
 from mooncake_jax.transfer.op_run import OpRun
@@ -37,6 +38,9 @@ from mooncake_jax.transfer.segment import Part
 from mooncake_jax.transfer.worker import LinkCount
 
 Bundle = list[OpRun]  # of one work, source and destination; layers adjoin
+
+# What an owner thread copies in a turn; some milliseconds.
+TURN_BYTES = 32 << 20
 
 
 class CpuMoves:
@@ -56,24 +60,15 @@ class CpuMoves:
   def start(self, runs: Sequence[OpRun]) -> list[OpRun]:
     """Sends ops on their way; returns those that it can't carry."""
     left: list[OpRun] = []
-    tasks: dict[Stage, list[Task]] = {}
-    for bundle in _bundles(runs):
-      made = self._task(bundle)
-      if made is None:
-        left += bundle
+    for turn in _turns(_bundles(runs)):
+      src, dst = turn[0][0].op.src, turn[0][0].op.dst
+      if isinstance(src, DevicePages) and isinstance(dst, Replica):
+        left += self._out(turn, src, dst)
+      elif isinstance(src, Replica) and isinstance(dst, DevicePages):
+        left += self._in(turn, src, dst)
       else:
-        tasks.setdefault(made[0], []).append(made[1])
-    for stage, made in tasks.items():
-      stage.post_all(made)
+        left += itertools.chain(*turn)
     return left
-
-  def _task(self, bundle: Bundle) -> tuple[Stage, Task] | None:
-    src, dst = bundle[0].op.src, bundle[0].op.dst
-    if isinstance(src, DevicePages) and isinstance(dst, Replica):
-      return self._out(bundle, src, dst)
-    if isinstance(src, Replica) and isinstance(dst, DevicePages):
-      return self._in(bundle, src, dst)
-    return None
 
   def _stage(self, name: str) -> Stage | None:
     """An instance's only stage, if its pool is a CPU's memory."""
@@ -86,84 +81,91 @@ class CpuMoves:
   # Out of the pool.
 
   def _out(
-    self, bundle: Bundle, src: DevicePages, dst: Replica
-  ) -> tuple[Stage, Task] | None:
+    self, turn: list[Bundle], src: DevicePages, dst: Replica
+  ) -> list[OpRun]:
+    """Has the blocks copied out; returns what it can't carry."""
+    runs = [*itertools.chain(*turn)]
     stage, to = self._stage(src.instance), self._instances.get(dst.segment)
     if stage is None or to is None or to.spec.checksums == 'all':
-      return None
+      return runs
     if self._stage(dst.segment) is None:
-      return None
-    for run in bundle:
+      return runs
+    for run in runs:
       run.num_pieces = 1
     parts: tuple[GatherTask, ...] = ()
-    if len(bundle) > 1:
-      parts = tuple(self._gather([run], stage, to, src, dst) for run in bundle)
-    return stage, self._gather(bundle, stage, to, src, dst, parts)
+    if len(runs) > 1:
+      parts = tuple(self._gather([[run]], stage, to) for run in runs)
+    stage.post(self._gather(turn, stage, to, parts))
+    return []
 
   def _gather(
     self,
-    bundle: Bundle,
+    turn: list[Bundle],
     stage: Stage,
     to: Instance,
-    src: DevicePages,
-    dst: Replica,
     parts: tuple[GatherTask, ...] = (),
   ) -> GatherTask:
-    num_bytes = sum(self._num_bytes(run, src) for run in bundle)
-    gather = _Gather(self._book, bundle, stage, to, dst, num_bytes)
+    runs = [*itertools.chain(*turn)]
+    sources = [bundle[0].op.src for bundle in turn]
+    pages = tuple(s.pages for s in sources if isinstance(s, DevicePages))
+    num_bytes = sum(map(self._num_bytes, runs))
+    gather = _Gather(self._book, turn, stage, to, num_bytes)
     return GatherTask(
-      src.pages,
-      bundle[0].op.start_layer,
-      bundle[-1].op.stop_layer,
+      tuple(itertools.chain(*pages)),
+      turn[0][0].op.start_layer,
+      turn[0][-1].op.stop_layer,
       num_bytes,
-      bundle[0].work.priority,
-      partial(_any_live, bundle),
+      runs[0].work.priority,
+      partial(_any_live, runs),
       gather.begin,
       gather.gathered,
-      partial(self._fail, bundle),
+      partial(self._fail, runs),
+      num_blocks=len(turn),
       parts=parts,
     )
 
   # Into the pool.
 
   def _in(
-    self, bundle: Bundle, src: Replica, dst: DevicePages
-  ) -> tuple[Stage, Task] | None:
+    self, turn: list[Bundle], src: Replica, dst: DevicePages
+  ) -> list[OpRun]:
+    """Has the blocks written into pages; returns what it can't carry."""
     stage, at = self._stage(dst.instance), self._instances.get(src.segment)
     if stage is None or at is None or self._stage(src.segment) is None:
-      return None
-    to, pieces = self._instances[dst.instance], []
-    for run in bundle:
+      return [*itertools.chain(*turn)]
+    to, left, pieces = self._instances[dst.instance], [], []
+    for run in itertools.chain(*turn):
       try:
-        made = self._pieces(run, stage, at, to, src, dst)
+        made = self._pieces(run, stage, at, to)
       except (LookupError, ValueError) as error:
         self._fail([run], error)
         continue
       if made is None:
-        return None
-      run.num_pieces = len(made)
-      pieces += made
-    return stage, _Scatters(self._book, dst.pages, pieces, to, self._fail)
+        left.append(run)
+      else:
+        run.num_pieces = len(made)
+        pieces += made
+    if pieces:
+      stage.post(_Scatters(self._book, pieces, to, self._fail))
+    return left
 
   def _pieces(
-    self,
-    run: OpRun,
-    stage: Stage,
-    at: Instance,
-    to: Instance,
-    src: Replica,
-    dst: DevicePages,
+    self, run: OpRun, stage: Stage, at: Instance, to: Instance
   ) -> 'list[_Piece] | None':
     """What is to be written; None if some of it must be verified first."""
     op, pieces = run.op, []
-    num_tokens = len(dst.pages) * to.page_tokens
-    for part in at.segment.read(src.replica_id, op.start_layer, op.stop_layer):
+    assert isinstance(op.src, Replica) and isinstance(op.dst, DevicePages)
+    pages = op.dst.pages
+    num_tokens = len(pages) * to.page_tokens
+    for part in at.segment.read(
+      op.src.replica_id, op.start_layer, op.stop_layer
+    ):
       if part.total is not None:
         return None
       arrays = tuple(map(np.asarray, part.slices))
       if arrays[0].shape[2] != num_tokens:
         held = arrays[0].shape[2]
-        raise ValueError(f'{held} tokens to {len(dst.pages)} pages')
+        raise ValueError(f'{held} tokens to {len(pages)} pages')
       first = max(op.start_layer, part.start_layer)
       last = min(op.stop_layer, part.stop_layer)
       layers = (first - part.start_layer, last - part.start_layer)
@@ -172,10 +174,12 @@ class CpuMoves:
       block, local = place.arrived(moved, len(arrays), to.num_kv_heads, layers)
       assert local is not None
       num_bytes = num_tokens * (last - first) * self._token_layer_bytes
-      pieces.append(_Piece(run, first, block, local, num_bytes))
+      pieces.append(_Piece(run, pages, first, block, local, num_bytes))
     return pieces
 
-  def _num_bytes(self, run: OpRun, src: DevicePages) -> int:
+  def _num_bytes(self, run: OpRun) -> int:
+    src = run.op.src
+    assert isinstance(src, DevicePages)
     page_tokens = self._instances[src.instance].page_tokens
     num_layers = run.op.stop_layer - run.op.start_layer
     return len(src.pages) * page_tokens * num_layers * self._token_layer_bytes
@@ -187,41 +191,48 @@ class CpuMoves:
 
 @dataclass(eq=False)
 class _Gather:
-  """One copy out of the pool for the ops of a bundle."""
+  """One copy out of the pool for the ops of some blocks."""
 
   book: TransferBook
-  bundle: Bundle
+  turn: list[Bundle]
   stage: Stage
   to: Instance
-  dst: Replica
   num_bytes: int
   begun_s: float = 0.0
 
   def begin(self) -> bool:
     self.begun_s = time.perf_counter()
-    return bool(self.book.begin_all(self.bundle))
+    return bool(self.book.begin_all(itertools.chain(*self.turn)))
 
-  def gathered(self, slices: HeadSlices) -> None:
+  def gathered(self, *blocks: HeadSlices) -> None:
     """The segment keeps what was copied, op by op."""
     self.stage.desk.staging.give(self.num_bytes)
-    arrays = tuple(map(np.asarray, slices))
-    first, pieces = self.bundle[0].op.start_layer, []
-    for run in self.bundle:
-      layers = (run.op.start_layer, run.op.stop_layer)
-      own = slice(layers[0] - first, layers[1] - first)
-      part = Part(*layers, tuple(array[own] for array in arrays))
-      write = partial(self.to.segment.put, self.dst.replica_id, part)
-      pieces.append((run, write, part.num_bytes))
+    pieces = []
+    for bundle, slices in zip(self.turn, blocks, strict=True):
+      pieces += self._pieces(bundle, tuple(map(np.asarray, slices)))
     seconds = time.perf_counter() - self.begun_s
     self.to.host_link.add_count(LinkCount(busy_s=seconds))
     self.book.commit_all(pieces, self.to.host_link.add_count)
 
+  def _pieces(
+    self, bundle: Bundle, arrays: HeadSlices
+  ) -> Iterator[tuple[OpRun, Callable[[], None], int]]:
+    first = bundle[0].op.start_layer
+    for run in bundle:
+      dst, layers = run.op.dst, (run.op.start_layer, run.op.stop_layer)
+      assert isinstance(dst, Replica)
+      own = slice(layers[0] - first, layers[1] - first)
+      part = Part(*layers, tuple(array[own] for array in arrays))
+      write = partial(self.to.segment.put, dst.replica_id, part)
+      yield run, write, part.num_bytes
+
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-  """One part that is to be written from `first_layer` on."""
+  """One part that is to be written into pages from `first_layer` on."""
 
   run: OpRun
+  pages: tuple[int, ...]
   first_layer: int
   block: Callable[[], Any]
   local: Mapping[Any, np.ndarray]
@@ -230,10 +241,9 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Scatters:
-  """Writes parts of one block into pages of the pool; see `ScatterTask`."""
+  """Writes parts of blocks into pages of the pool; see `ScatterTask`."""
 
   book: TransferBook
-  pages: tuple[int, ...]
   pieces: list[_Piece]
   to: Instance
   failed: Callable[[Iterable[OpRun], Exception], None]
@@ -242,9 +252,9 @@ class _Scatters:
     """Copies those whose ops have not ended; else has a program do it."""
     live = {id(r) for r in self.book.begin_all([p.run for p in self.pieces])}
     pieces = [piece for piece in self.pieces if id(piece.run) in live]
-    blocks = [(piece.first_layer, piece.local) for piece in pieces]
+    blocks = [(p.pages, p.first_layer, p.local) for p in pieces]
     begun_s = time.perf_counter()
-    if desk.reader.is_idle and desk.pool.copy_in_now(self.pages, blocks):
+    if desk.reader.is_idle and desk.pool.copy_in_now(blocks):
       self._end(pieces, time.perf_counter() - begun_s)
       return
     for piece in pieces:
@@ -257,7 +267,7 @@ class _Scatters:
   def _dispatch(self, piece: _Piece, desk: Desk) -> None:
     run = piece.run
     ScatterTask(
-      self.pages,
+      piece.pages,
       piece.first_layer,
       piece.block,
       None,
@@ -292,8 +302,41 @@ def _bundles(runs: Iterable[OpRun]) -> list[Bundle]:
   return found
 
 
-def _any_live(bundle: Bundle) -> bool:
-  return any(run.status is None for run in bundle)
+def _turns(bundles: Iterable[Bundle]) -> Iterator[list[Bundle]]:
+  """Those of a work with the same ends and layers; the first one alone.
+
+  It is copied while the others are made ready.
+  """
+  turn: list[Bundle] = []
+  num_bytes, last, most = 0, None, 0
+  for bundle in bundles:
+    key, size = _way(bundle), sum(run.op.num_bytes for run in bundle)
+    if turn and (key != last or num_bytes + size > most):
+      yield turn
+      turn, num_bytes, most = [], 0, TURN_BYTES if key == last else 0
+    turn.append(bundle)
+    num_bytes, last = num_bytes + size, key
+  if turn:
+    yield turn
+
+
+def _way(bundle: Bundle) -> tuple[int, str, str, int, int]:
+  """What blocks that are copied in one turn have in common."""
+  op, layers = (
+    bundle[0].op,
+    (bundle[0].op.start_layer, bundle[-1].op.stop_layer),
+  )
+  return id(bundle[0].work), _place(op.src), _place(op.dst), *layers
+
+
+def _place(side: DevicePages | Replica) -> str:
+  if isinstance(side, DevicePages):
+    return f'pages of {side.instance}'
+  return side.segment
+
+
+def _any_live(runs: Iterable[OpRun]) -> bool:
+  return any(run.is_live for run in runs)
 
 
 def _nothing() -> None:

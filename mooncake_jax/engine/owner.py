@@ -114,12 +114,6 @@ class Owner:
       self._queue.append((task, desk or self._desk))
       self._changed.notify()
 
-  def post_all(self, tasks: Iterable[Task], desk: Desk) -> None:
-    """Queues tasks in one go. Any thread may call."""
-    with self._changed:
-      self._queue.extend((task, desk) for task in tasks)
-      self._changed.notify()
-
   def post_chunk(self, run: PipeRun) -> None:
     """Queues a chunk for the pipe. Any thread may call."""
     with self._changed:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stage: a layer range of an instance on devices of its own."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,10 +37,6 @@ class Stage:
   def post(self, task: Task) -> None:
     """Queues a copy out of the pool or into it. Any thread may call."""
     self.owner.post(task, self.desk)
-
-  def post_all(self, tasks: Iterable[Task]) -> None:
-    """Queues them in one go."""
-    self.owner.post_all(tasks, self.desk)
 
   def shared(self, layers: Layers) -> Layers | None:
     """Which of the layers it has."""

@@ -127,28 +127,32 @@ class StagePool:
     return kv_pool.gather_pages(self.kv, pages_n, start, num_layers)
 
   def copy_out_now(
-    self, pages: tuple[int, ...], start_layer: int, stop_layer: int
-  ) -> HeadSlices | None:
-    """The same as slices that are there at once; None where that can't be."""
+    self,
+    pages: tuple[int, ...],
+    start_layer: int,
+    stop_layer: int,
+    num_blocks: int,
+  ) -> list[HeadSlices] | None:
+    """The same as blocks that are there at once; None where that can't be."""
     if not self._is_at_rest:
       return None
-    pages_n = self._pages(pages)
+    pages_bn = self._pages(pages).reshape(num_blocks, -1)
     first, last = start_layer - self.layers[0], stop_layer - self.layers[0]
-    return cpu_copies.copy_out(self.kv, pages_n, first, last)
+    return [cpu_copies.copy_out(self.kv, p, first, last) for p in pages_bn]
 
   def copy_in_now(
     self,
-    pages: tuple[int, ...],
-    blocks: Sequence[tuple[int, Mapping[Any, np.ndarray]]],
+    blocks: Sequence[tuple[tuple[int, ...], int, Mapping[Any, np.ndarray]]],
   ) -> bool:
-    """Writes blocks at once, each from a layer on and given by device.
+    """Writes blocks at once, each into pages, from a layer on, by device.
 
     Nobody reads the pages. False, and nothing done, where that can't be.
     """
     if not self._is_at_rest:
       return False
-    own = [(first - self.layers[0], block) for first, block in blocks]
-    cpu_copies.copy_in(self.kv, self._pages(pages), own)
+    first = self.layers[0]
+    own = [(self._pages(pages), start - first, b) for pages, start, b in blocks]
+    cpu_copies.copy_in(self.kv, own)
     return True
 
   @property

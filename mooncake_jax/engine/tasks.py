@@ -22,7 +22,6 @@ from mooncake_jax.engine.mesh_model import MeshModel
 from mooncake_jax.engine.reader import Reader
 from mooncake_jax.engine.stage_pool import StagePool
 from mooncake_jax.transfer.budget import ByteBudget
-from mooncake_jax.transfer.heads import HeadSlices
 from mooncake_jax.transfer.heads import split_heads
 
 # Layer groups dispatched and unfinished: the device never waits for the host,
@@ -60,10 +59,11 @@ class GatherTask:
     priority: lower first among those held back.
     is_live: False drops it.
     begin: called right before the copy; False drops it too.
-    gathered: called on the reader's thread, or the owner's, with the block's
+    gathered: called on the reader's thread, or the owner's, with each block's
       slices, whose staging bytes it gives back.
-    parts: the same by layer ranges that there are programs for, where the
-      whole is only copied at once.
+    num_blocks: into as many blocks of equal size.
+    parts: the same block by block, in layer ranges that there are programs
+      for; several blocks are only copied as a whole if that can be at once.
   """
 
   pages: tuple[int, ...]
@@ -73,9 +73,10 @@ class GatherTask:
   priority: int
   is_live: Callable[[], bool]
   begin: Callable[[], bool]
-  gathered: Callable[[HeadSlices], None]
+  gathered: Callable[..., None]
   failed: Callable[[Exception], None]
   is_released: bool = False
+  num_blocks: int = 1
   parts: tuple['GatherTask', ...] = ()
 
   def run(self, desk: Desk) -> None:
@@ -86,12 +87,12 @@ class GatherTask:
     what = (self.pages, self.start_layer, self.stop_layer)
     try:
       with TraceAnnotation('mooncake.copy_out'):
-        slices = desk.pool.copy_out_now(*what)
+        blocks = desk.pool.copy_out_now(*what, self.num_blocks)
         block = None
-        if slices is None and not self.parts:
+        if blocks is None and not self.parts:
           block = desk.pool.copy_out(*what)
-      if slices is not None:
-        self.gathered(slices)
+      if blocks is not None:
+        self.gathered(*blocks)
         return
     except Exception:
       desk.staging.give(self.num_bytes)
@@ -150,7 +151,7 @@ class ScatterTask:
       return
     where = (self.pages, self.start_layer)
     if self.local is not None and desk.reader.is_idle:
-      if desk.pool.copy_in_now(self.pages, [(self.start_layer, self.local)]):
+      if desk.pool.copy_in_now([(*where, self.local)]):
         self.left()
         self.done()
         return

@@ -78,10 +78,6 @@ class Copy:
     self.block: Block | None = block
     self.next: Copy | None = None
 
-  def __lt__(self, other: 'Copy') -> bool:
-    """Among copies that a policy holds equal, the older goes first."""
-    return self.replica_id < other.replica_id
-
   @property
   def key(self) -> BlockKey:
     assert self.block is not None, 'forgotten'

@@ -10,7 +10,6 @@ whose end was reported. Any thread may call; one lock guards all.
 from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import threading
 
@@ -198,18 +197,21 @@ class TransferBook:
 
   def _enter(self, run: OpRun) -> None:
     """Finds what the op waits for, then enters it as a writer itself."""
-    reads = self._earlier(run, run.op.src)
-    writes = self._earlier(run, run.op.dst)
-    for earlier in reads | writes:
-      earlier.dependents.append((run, earlier in reads))
-      run.num_waits += 1
-    for place in _places(run.op.dst):
-      self._writers[place].append(run)
+    writers = self._writers
+    run.places = _places(run.op.dst)
+    if writers:
+      reads = self._earlier(run, _places(run.op.src))
+      writes = self._earlier(run, run.places)
+      for earlier in reads | writes:
+        earlier.dependents.append((run, earlier in reads))
+        run.num_waits += 1
+    for place in run.places:
+      writers[place].append(run)
 
-  def _earlier(self, run: OpRun, side: DevicePages | Replica) -> set[OpRun]:
+  def _earlier(self, run: OpRun, places: Iterable[object]) -> set[OpRun]:
     return {
       writer
-      for place in _places(side)
+      for place in places
       for writer in self._writers.get(place, ())
       if _same_layers(writer.op, run.op)
     }
@@ -254,7 +256,7 @@ class TransferBook:
     if not run.is_live:
       return
     run.error, run.status = error, status
-    for place in _places(run.op.dst):
+    for place in run.places:
       self._writers[place].remove(run)
       if not self._writers[place]:
         del self._writers[place]
@@ -271,12 +273,11 @@ class TransferBook:
       ended.append(run.work)
 
 
-def _places(side: DevicePages | Replica) -> Iterator[object]:
+def _places(side: DevicePages | Replica) -> tuple[object, ...]:
   """What another op may write or read; nobody reads scratch page 0."""
   if isinstance(side, Replica):
-    yield side
-  else:
-    yield from ((side.instance, page) for page in set(side.pages) if page)
+    return (side,)
+  return tuple([(side.instance, page) for page in set(side.pages) if page])
 
 
 def _late(run: OpRun) -> str:

@@ -40,15 +40,14 @@ def copy_out(
 
 def copy_in(
   kv_LP2CKH: jax.Array,
-  pages: np.ndarray,
-  blocks: Iterable[tuple[int, Mapping[Any, np.ndarray]]],
+  blocks: Iterable[tuple[np.ndarray, int, Mapping[Any, np.ndarray]]],
 ) -> None:
-  """Writes blocks [L, 2, S, K, H] into pages, each from a layer on.
+  """Writes blocks [L, 2, S, K, H], each into pages, from a layer on.
 
   A block is given by device, each its own heads.
   """
   pools = [(s.device, _view(s.data)) for s in kv_LP2CKH.addressable_shards]
-  for start_layer, by_device in blocks:
+  for pages, start_layer, by_device in blocks:
     for device, pool_LP2CKH in pools:
       block = by_device[device]
       block = block.view(f'u{block.dtype.itemsize}')

@@ -72,6 +72,7 @@ class OpRun:
   Attributes:
     num_pieces: pieces still to arrive; set when it starts.
     moved_bytes: of the pieces that have arrived.
+    places: what it writes, as the book names it.
     num_waits: earlier ops that must end first.
     is_started: it was handed on to be moved.
     is_moving: its bytes are read, so it can't be cancelled.
@@ -85,6 +86,7 @@ class OpRun:
   error: str = ''
   num_pieces: int = 0
   moved_bytes: int = 0
+  places: tuple[object, ...] = ()
   num_waits: int = 0
   is_started: bool = False
   is_moving: bool = False
