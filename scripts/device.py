@@ -90,7 +90,8 @@ def _stores(
 
 def num_devices(spec: ClusterSpec) -> int:
   """How many a cluster takes."""
-  num_meshes = spec.prefill_instances * spec.stages + spec.decode_instances
+  num_meshes = spec.prefill_instances * spec.stages
+  num_meshes += 0 if spec.colocated else spec.decode_instances
   return num_meshes * spec.tensor_parallel
 
 
@@ -115,9 +116,13 @@ def instance_specs(
   spec: ClusterSpec, config: ModelConfig
 ) -> list[InstanceSpec]:
   """The engine's instances, prefill first."""
+  hosts = {decode: prefill for prefill, decode in spec.partners.items()}
   return [
     *(_instance(spec, config, n, 'prefill') for n in spec.prefill_names),
-    *(_instance(spec, config, n, 'decode') for n in spec.decode_names),
+    *(
+      replace(_instance(spec, config, n, 'decode'), shares_with=hosts.get(n))
+      for n in spec.decode_names
+    ),
   ]
 
 

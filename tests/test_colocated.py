@@ -7,6 +7,11 @@ import hypothesis
 from hypothesis import strategies as st
 import pytest
 
+from engine_pieces import decode_row
+from engine_pieces import Desk
+from engine_pieces import random_tokens
+from engine_pieces import tiny_backend
+from engine_pieces import tiny_spec
 from lifecycle import COSTS
 from lifecycle import LAYERS
 from lifecycle import LOOSE
@@ -24,6 +29,7 @@ from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import riding_s
+from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.metrics.latency import tbt_percentile
 from mooncake_jax.request import Placement
 from mooncake_jax.serve import Decision
@@ -174,6 +180,38 @@ def test_the_longer_the_chunk_the_longer_the_gap_between_tokens():
   spec = replace(SPEC, reuse=False)
   alone = max(tbt_percentile(r, 90) or 0.0 for r in _serve(spec, requests)[0])
   assert alone < gaps[0] < gaps[1]
+
+
+def test_a_thread_for_two_instances_gives_the_tokens_of_one_alone():
+  specs = (
+    tiny_spec('p', role='prefill'),
+    tiny_spec('d', role='decode', shares_with='p'),
+  )
+  with tiny_backend(*specs) as backend:
+    warmup(backend)
+    owners = {i.stages[0].owner for i in backend.instances.values()}
+    assert len(owners) == 1
+    desk, tokens = Desk(backend), random_tokens(64, seed=3)
+    first = desk.prefill('p', tokens[:16], range(1, 9))
+    for start in (1, 20):  # the same pages at first, then others
+      ends = tuple(range(1, 5)), tuple(range(start, start + 4))
+      desk.move(DevicePages('p', ends[0]), DevicePages('d', ends[1]))
+    alone = desk.decode('d', first, 16, range(20, 37), 40)
+    row = decode_row('r', first, 16, range(1, 18), 40)
+    work = backend.decode('d', DecodeBatch((row,)), 40)
+    again = desk.prefill('p', tokens, range(1, 18), chunk=8)
+    assert desk.end_of(work).status == 'completed'
+    assert desk.tokens_of(work) == alone
+    assert again == desk.prefill('p', tokens, range(40, 57))
+
+
+def test_who_shares_names_one_that_is_there():
+  for specs in (
+    (tiny_spec('d', shares_with='p'), tiny_spec('p')),
+    (tiny_spec('d', shares_with='d'),),
+  ):
+    with pytest.raises(ValueError, match='shares_with='):
+      tiny_backend(*specs)
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ CASES = {
     '8/2',
     {'tensor_parallel': 4, 'prefill_instances': 1, 'decode_instances': 1},
   ),
+  'two that do both': ('8/4', {'colocated': True, 'streaming': 'chunks'}),
   'three devices': (
     '9/3',
     {'tensor_parallel': 3, 'prefill_instances': 1, 'decode_instances': 1},

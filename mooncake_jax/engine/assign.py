@@ -18,7 +18,8 @@ def assign_devices(
   """Gives every instance its devices, the free ones in order.
 
   Raises:
-    ValueError: there are too few, or two instances have one name.
+    ValueError: there are too few, two instances have one name, or one shares
+      those of an instance that does not come before it.
   """
   devices = jax.devices()
   names = [spec.name for spec in instances]
@@ -28,6 +29,9 @@ def assign_devices(
   free = iter([i for i in range(len(devices)) if i not in taken])
   assigned = []
   for spec in instances:
+    if spec.shares_with is not None:
+      assigned.append(assigned[_host(spec, names[: len(assigned)])])
+      continue
     needed = spec.num_devices * spec.num_stages
     own = spec.devices or tuple(itertools.islice(free, needed))
     if len(own) < (len(spec.devices) or needed) or not all(
@@ -45,3 +49,13 @@ def assign_devices(
       )
     assigned.append(tuple(devices[i] for i in own))
   return assigned
+
+
+def _host(spec: InstanceSpec, before: list[str]) -> int:
+  """Which of those before it has the devices."""
+  if spec.shares_with not in before:
+    raise ValueError(
+      f'InstanceSpec {spec.name!r}: shares_with={spec.shares_with!r} is not '
+      f'one of those before it: {before}'
+    )
+  return before.index(spec.shares_with)

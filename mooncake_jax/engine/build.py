@@ -42,8 +42,13 @@ class Builder:
     layout: KVLayout,
     kv_dtype: jax.typing.DTypeLike,
     programs: PrefillPrograms,
+    owner: Owner | None = None,
   ):
-    """Checks that the stages are the model's; raises ValueError."""
+    """Checks that the stages are the model's; raises ValueError.
+
+    Args:
+      owner: that serves this instance too; None makes one.
+    """
     self._config = config
     self._spec = spec
     self._devices = devices
@@ -51,6 +56,7 @@ class Builder:
     self._layout = layout
     self._kv_dtype = kv_dtype
     self._programs = programs.with_attention(spec.attention)
+    self._owner = owner
     self._ranges = spec.stage_ranges(config.num_layers)
 
   def stages(
@@ -79,7 +85,14 @@ class Builder:
       desk = Desk(
         pool, Reader(f'{name}-reader', now_s, on_crash), staging, model
       )
-      yield Stage(desk, Owner(f'{name}-owner', desk, StagePipe(), on_crash))
+      yield Stage(desk, self._owner_of(name, desk, on_crash))
+
+  def _owner_of(self, name: str, desk: Desk, on_crash: Crash) -> Owner:
+    """A thread for a stage, or that of the instance it shares devices with."""
+    if self._owner is None:
+      return Owner(f'{name}-owner', desk, StagePipe(), on_crash)
+    self._owner.share(desk)
+    return self._owner
 
   def _spmd(
     self, staging: ByteBudget, now_s: Callable[[], float], on_crash: Crash

@@ -56,7 +56,8 @@ class DecodeRun:
   """A decode work that has begun. Owner thread only.
 
   Attributes:
-    writes: pages that its steps may write.
+    pool: that it decodes in.
+    writes: pages of it that its steps may write.
   """
 
   def __init__(self, task: DecodeTask, model: MeshModel):
@@ -65,6 +66,7 @@ class DecodeRun:
     if not rows or task.max_steps < 1:
       raise ValueError(f'decode of {len(rows)=} with {task.max_steps=}')
     self.task = task
+    self.pool = model.pool
     self._model = model
     self._started_s = task.now_s()
     self._state = model.batch(rows)

@@ -102,6 +102,7 @@ class DeviceBackend:
     weights = Weights(params, config)
     try:
       for spec, devices in zip(instances, assign_devices(instances)):
+        host = self.instances.get(spec.shares_with or '')
         self.instances[spec.name] = Instance(
           config,
           spec,
@@ -112,6 +113,7 @@ class DeviceBackend:
           self.now_s,
           self._inbox.crash,
           prefill_programs,
+          None if host is None else host.stages[0].owner,
         )
     except BaseException:
       self.close()  # ends the threads of those that were made

@@ -23,6 +23,7 @@ from mooncake_jax.engine.build import Builder
 from mooncake_jax.engine.chunk_run import ChunkRun
 from mooncake_jax.engine.chunk_run import When
 from mooncake_jax.engine.decode_run import DecodeTask
+from mooncake_jax.engine.owner import Owner
 from mooncake_jax.engine.programs import PrefillPrograms
 from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.spec import InstanceSpec
@@ -52,8 +53,13 @@ class Instance:
     now_s: Callable[[], float],
     on_crash: Callable[[str, BaseException], None],
     programs: PrefillPrograms,
+    owner: Owner | None = None,
   ):
-    """Allocates pools and parameters and starts the threads."""
+    """Allocates pools and parameters and starts the threads.
+
+    Args:
+      owner: of the instance whose devices it shares.
+    """
     self.spec = spec
     self.num_kv_heads = config.num_kv_heads
     self.page_tokens = layout.page_tokens
@@ -74,7 +80,7 @@ class Instance:
     self.staging = ByteBudget(staging, self._poke)
     self.arrived = ByteBudget(staging)
     builder = Builder(
-      config, spec, devices, weights, layout, kv_dtype, programs
+      config, spec, devices, weights, layout, kv_dtype, programs, owner
     )
     self.stages += builder.stages(self.staging, now_s, on_crash)
     self.device_link = Link(f'{spec.name}-device', on_crash, self.arrived)
@@ -117,7 +123,7 @@ class Instance:
     if len(self.stages) > 1:
       task.fail(ValueError(f'{self.spec.name} has stages: it only prefills'))
       return
-    self.stages[0].owner.post(task)
+    self.stages[0].post(task)
 
   def restart_clock(self) -> None:
     """The clock was set to 0. Only while nothing is under way."""

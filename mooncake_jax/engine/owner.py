@@ -6,12 +6,17 @@ decode work. Chunks of prefill go on beside, in their own order, a layer group
 a turn and only when nothing else is posted: copies go out ahead of the next
 group, and a chunk that waits for its prefix holds nobody up. Between two steps
 of a decode work it takes a turn of at most `TASKS_A_TURN` tasks and one group.
+
+An instance on the same devices may share the owner (`share`). Then a program
+of one waits for those of the other: devices with a queue of their own see to
+that, a CPU would run them at once.
 """
 
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextlib import nullcontext
 from functools import partial
 import heapq
@@ -25,6 +30,7 @@ import jax
 
 from mooncake_jax.engine.decode_run import DecodeRun
 from mooncake_jax.engine.decode_run import DecodeTask
+from mooncake_jax.engine.stage_pool import StagePool
 from mooncake_jax.engine.tasks import Desk
 from mooncake_jax.engine.tasks import GatherTask
 from mooncake_jax.engine.tasks import Task
@@ -89,12 +95,13 @@ class Owner:
     """Starts the thread.
 
     Args:
-      desk: what it decodes with, and where tasks go that name no other.
+      desk: where tasks go that name no other.
       pipe: where it puts chunks.
       on_crash: called if the thread itself fails.
     """
     self._name = name
     self._desk = desk
+    self._pools = [desk.pool]
     self._on_crash = on_crash
     self._changed = threading.Condition()
     self._queue: deque[Posted] = deque()
@@ -107,6 +114,10 @@ class Owner:
     self._order = itertools.count()
     self._thread = threading.Thread(target=self._main, name=name, daemon=True)
     self._thread.start()
+
+  def share(self, desk: Desk) -> None:
+    """Serves another instance as well, before that has any work."""
+    self._pools.append(desk.pool)
 
   def post(self, task: Task | DecodeTask, desk: Desk | None = None) -> None:
     """Queues a task. Any thread may call."""
@@ -164,12 +175,12 @@ class Owner:
 
   def _run(self, task: Task | DecodeTask, desk: Desk) -> None:
     if isinstance(task, GatherTask):
-      earlier = self._writers(task)
+      earlier = self._writers(task, desk)
       entry = _Gather(task.priority, next(self._order), task, desk, earlier)
       heapq.heappush(self._gathers, entry)
       self._run_gathers()
     elif isinstance(task, DecodeTask):
-      self._try(task, desk, lambda: self._begin_decode(task))
+      self._try(task, desk, lambda: self._begin_decode(task, desk))
     else:
       self._try(task, desk, lambda: task.run(desk))
 
@@ -177,42 +188,59 @@ class Owner:
     self, task: Task | DecodeTask, desk: Desk, run: Callable[[], None]
   ) -> None:
     """Runs it on the stage's mesh; what raises fails the task."""
-    mesh, own = desk.pool.mesh, self._desk.pool.mesh
     try:
       desk.pool.check()
-      with nullcontext() if mesh is own else jax.set_mesh(mesh):
+      with self._on(desk.pool):
         run()
     except Exception as error:
       task.fail(error)
 
-  def _writers(self, task: GatherTask) -> list[PipeRun]:
+  def _on(self, pool: StagePool) -> AbstractContextManager[Any]:
+    """Makes the pool's mesh the current one."""
+    if pool.mesh is self._desk.pool.mesh:
+      return nullcontext()
+    return jax.set_mesh(pool.mesh)
+
+  def _wait_for_others(self, pool: StagePool) -> None:
+    """Until a CPU has done what was dispatched on other pools."""
+    for other in self._pools:
+      if other is not pool and other.can_copy_now:
+        jax.block_until_ready(other.kv)
+
+  def _writers(self, task: GatherTask, desk: Desk) -> list[PipeRun]:
     """Chunks begun before it, and not yet dispatched, that write its pages."""
-    if task.is_released:
+    if task.is_released or desk.pool.spec is not self._desk.pool.spec:
       return []
     pages = set(task.pages)
     return [run for run in self._pipe.runs if not run.writes.isdisjoint(pages)]
 
   def _advance_chunk(self) -> None:
     """Dispatches a program of the pipe once nothing else is to be done."""
-    if not self._queue and self._pipe.advance():
+    if self._queue:
+      return
+    if any(True for _ in self._pipe.runs):
+      self._wait_for_others(self._desk.pool)
+    if self._pipe.advance():
       self.poke()  # there may be more, and gathers may have waited for it
 
-  def _begin_decode(self, task: DecodeTask) -> None:
+  def _begin_decode(self, task: DecodeTask, desk: Desk) -> None:
     if self._decode is not None:
       raise ValueError(
         f'decode work {task.work_id} while {self._decode.task.work_id} runs'
       )
-    if self._desk.model is None:
+    if desk.model is None:
       raise ValueError(f'{self._name} only prefills')
-    self._decode = DecodeRun(task, self._desk.model)
+    self._decode = DecodeRun(task, desk.model)
 
   def _advance_decode(self) -> None:
     run = self._decode
     if run is None:
       return
     try:
-      self._desk.pool.check()
-      is_open = run.advance()
+      run.pool.check()
+      self._wait_for_others(run.pool)
+      with self._on(run.pool):
+        is_open = run.advance()
     except Exception as error:
       run.task.fail(error)
       is_open = False
@@ -229,7 +257,7 @@ class Owner:
       if not task.is_live():
         continue
       is_early = any(run.is_open for run in entry.earlier)
-      if is_early or self._is_written(task):
+      if is_early or self._is_written(task, desk):
         waiting.append(entry)
       elif desk.staging.try_take(task.num_bytes):
         self._try(task, desk, partial(task.run, desk))
@@ -239,8 +267,9 @@ class Owner:
     for entry in waiting:
       heapq.heappush(self._gathers, entry)
 
-  def _is_written(self, task: GatherTask) -> bool:
+  def _is_written(self, task: GatherTask, desk: Desk) -> bool:
     """Whether the decode work under way writes the pages."""
-    return self._decode is not None and not self._decode.writes.isdisjoint(
-      task.pages
-    )
+    decode = self._decode
+    if decode is None or decode.pool is not desk.pool:
+      return False
+    return not decode.writes.isdisjoint(task.pages)

@@ -27,6 +27,8 @@ class InstanceSpec:
     num_devices: tensor parallelism of a stage; every stage gets so many of
       the devices not yet given away.
     devices: positions in `jax.devices()` instead; may be shared.
+    shares_with: an instance named before this one, whose devices and owner
+      thread this one has too: the programs of both run one after another.
     chunk_buckets: chunks are padded to one of these lengths, in tokens.
     max_batch: rows in a decode batch.
     batch_buckets: batches are padded to one of these; () means powers of two
@@ -59,6 +61,7 @@ class InstanceSpec:
   max_tokens: int
   num_devices: int = 1
   devices: tuple[int, ...] = ()
+  shares_with: str | None = None
   chunk_buckets: tuple[int, ...] = (64, 256)
   max_batch: int = 8
   batch_buckets: tuple[int, ...] = ()
@@ -85,6 +88,8 @@ class InstanceSpec:
       self._refuse('stage_layers', 'must be >= 1 each')
     if self.num_stages > 1 and self.role != 'prefill':
       self._refuse('role', f'must be prefill with {self.num_stages} stages')
+    if self.shares_with is not None and (self.num_stages > 1 or self.devices):
+      self._refuse('shares_with', 'is for one stage and no own devices')
     if self.num_pages < 2:
       self._refuse('num_pages', 'must be >= 2, page 0 is scratch')
     for field in ('host_bytes', 'ssd_bytes'):

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from mooncake_jax.engine.decode_run import DecodeTask
 from mooncake_jax.engine.owner import Owner
 from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.tasks import Desk
@@ -34,8 +35,8 @@ class Stage:
     model = self.desk.model
     return (self.layers,) if model is None else model.groups
 
-  def post(self, task: Task) -> None:
-    """Queues a copy out of the pool or into it. Any thread may call."""
+  def post(self, task: Task | DecodeTask) -> None:
+    """Queues a copy out of the pool or into it, or a decode work."""
     self.owner.post(task, self.desk)
 
   def shared(self, layers: Layers) -> Layers | None:
