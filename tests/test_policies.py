@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from lifecycle import COSTS
-from mooncake_jax.conductor.asking import pick
+from mooncake_jax.conductor.arrays import pick
 from mooncake_jax.conductor.fleet import Fleet
 from mooncake_jax.conductor.policies import POLICIES
+from mooncake_jax.conductor.question import best_plan
+from mooncake_jax.conductor.question import least_score
 from mooncake_jax.conductor.question import Question
 from mooncake_jax.conductor.work_costs import InstanceBelief
 from mooncake_jax.conductor.work_costs import WorkCosts
@@ -21,13 +23,16 @@ from mooncake_jax.costs.model import LINKS
 BLOCK_TOKENS = 512
 BLOCK_BYTES = BLOCK_TOKENS * 1000
 TOKENS = 10_000
-WORK = WorkCosts(InstanceBelief(COSTS, 1024, 1 << 20, 8), BLOCK_BYTES)
+WORK = WorkCosts(
+  InstanceBelief(COSTS, 1024, 1 << 20, 8), BLOCK_BYTES, BLOCK_TOKENS
+)
 
 
 # A block takes longer to copy (0.26 s) than to compute.
 SLOW_LINK = WorkCosts(
   InstanceBelief(replace(COSTS, copy_bytes_per_s=2e6), 1024, 1 << 20, 8),
   BLOCK_BYTES,
+  BLOCK_TOKENS,
 )
 
 
@@ -64,10 +69,10 @@ def ask(
 def decide(policy, question, number=0):
   """(instance, blocks to fetch, source or None) of the best plan."""
   plans = POLICIES[policy](question)
-  able = np.ones(len(plans.score_I), bool)
-  i = pick(plans.score_I, able, number)
-  _, fetch, source = plans.best(i)
-  return i, fetch, source if fetch else None
+  i = pick(least_score(plans), question.able_I, number)
+  plan = best_plan(plans, i)
+  fetch = plan.fetch_blocks(i)
+  return i, fetch, plan.source if fetch else None
 
 
 # Instances of (local, stored, queue_s); threshold; the answer.
@@ -103,7 +108,7 @@ def test_algorithm_1_adds_up_its_printed_terms():
   plans = POLICIES['kvcache_centric'](ask((4, 4, 5.0), (0, 0, 0.0)))
   copy_s = COSTS.transfer_s(4 * BLOCK_BYTES, 'copy')
   prompt_s = COSTS.prompt_s(TOKENS, 4 * BLOCK_TOKENS, 1024)
-  assert plans.score_I[1] == pytest.approx(copy_s + prompt_s)
+  assert plans[0].score_I[1] == pytest.approx(copy_s + prompt_s)
 
 
 def test_random_goes_everywhere_and_draws_decide():
@@ -133,16 +138,15 @@ def test_cost_based_fetches_what_pays_and_no_more():
       )
       plans = POLICIES['cost_based'](question)
       by_hand = [
-        question.forecast(np.array([[0, n]]), [0]).ttft_s[0, 1]
-        for n in range(17)
+        question.forecast(np.array([0, n])).ttft_s[1] for n in range(17)
       ]
-      assert plans.score_I[1] <= min(by_hand) + 1e-9
+      assert least_score(plans)[1] <= min(by_hand) + 1e-9
 
 
 def test_cost_based_fetches_a_part_where_the_queue_hides_only_that():
   question = ask((18, 18, 50.0), (0, 0, 0.8), work=SLOW_LINK)
   assert decide('cost_based', question) == (1, 3, 0)
-  found = question.forecast(np.array([[0, 3]]), [0]).at(1)
+  found = question.forecast(np.array([0, 3])).at(1)
   assert found.transfer_s == 0.0
 
 
@@ -172,7 +176,7 @@ def test_what_only_the_remote_store_has_is_read_by_whoever_prefills(policy):
   question = ask((9, 9, 1.0), (0, 0, 0.0), remote_blocks=8)
   i, fetch, _ = decide(policy, question)
   assert i == 1
-  found = question.forecast(np.array([[0, fetch]]), [0]).at(1)
+  found = question.forecast(np.array([0, fetch])).at(1)
   prefix = max(fetch, 8) * BLOCK_TOKENS
   assert found.prefill_s == COSTS.prompt_s(TOKENS, prefix, 1024)
   assert found.fetch_s > 0
@@ -196,8 +200,8 @@ def test_a_dear_second_of_compute_keeps_a_request_at_its_prefix():
 def test_streaming_hides_a_transfer_behind_the_first_chunk():
   plain = ask((18, 18, 50.0), (0, 0, 0.0))
   streamed = ask((18, 18, 50.0), (0, 0, 0.0), overlap=0.75)
-  fetch = np.array([[0, 18]])
-  before, after = (q.forecast(fetch, [0]).at(1) for q in (plain, streamed))
+  fetch = np.array([0, 18])
+  before, after = (q.forecast(fetch).at(1) for q in (plain, streamed))
   assert before.transfer_s == before.fetch_s > 0
   # Only the first of four parts must be there before anything computes.
   assert after.transfer_s == pytest.approx(before.fetch_s / 4)
@@ -211,15 +215,17 @@ def test_of_equal_scores_each_is_drawn_alike():
 
 def test_instances_that_differ_have_their_own_costs():
   slow = WorkCosts(
-    InstanceBelief(COSTS, 128, 1 << 20, 8, stage_layers=(2, 1)), BLOCK_BYTES
+    InstanceBelief(COSTS, 128, 1 << 20, 8, stage_layers=(2, 1)),
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
   )
   fleet = Fleet(['a', 'b', 'c'], [WORK, slow, WORK])
-  prefix = np.array([[0, 0, 4], [4, 8, 0]])
-  found, first = fleet.prompt_s(3000, prefix, 128)
-  assert first[0, 0] == pytest.approx(found[0, 0] * 1024 / 3000)
-  for row, prefixes in zip(found, prefix):
-    for i, (seconds, blocks) in enumerate(zip(row, prefixes)):
-      assert seconds == fleet.work_I[i].prompt_s(3000, int(blocks) * 128)
+  for prefix in ((0, 0, 4), (4, 8, 0)):
+    found, first = fleet.prompt_s(3000, np.array(prefix), 128)
+    for i, (seconds, blocks) in enumerate(zip(found, prefix)):
+      assert seconds == fleet.work_I[i].prompt_s(3000, blocks * 128)
+    new_tokens = 3000 - prefix[0] * 128
+    assert first[0] == pytest.approx(found[0] * 1024 / new_tokens)
   assert slow.busy_s(3000, 0, 1.0) == pytest.approx(
     COSTS.prompt_s(3000, 0, 128) * 2 / 3
   )

@@ -14,10 +14,19 @@ from mooncake_jax.request import Request
 
 
 def question(
-  view: View, rules: ConductorSpec, request: Request, now_s: float
+  view: View,
+  rules: ConductorSpec,
+  request: Request,
+  now_s: float,
+  able_I: np.ndarray,
 ) -> Question:
-  """What is believed about `request` at `now_s`; changes nothing."""
-  usable_I, slow_I, fast_I = np.zeros((3, len(view.fleet.names)), np.int64)
+  """What is believed about `request` at `now_s`; changes nothing.
+
+  Args:
+    able_I: who may take it.
+  """
+  usable_I = np.zeros(len(view.fleet.names), np.int64)
+  slow_I = fast_I = usable_I  # both nothing where there are no tiers
   holders, remote_blocks, tiers = [], 0, False
   if view.reuse:
     reusable = view.layout.reusable_blocks(request.num_prompt_tokens)
@@ -26,7 +35,13 @@ def question(
       rows = view.rows(mask)
       usable_I[rows] = usable
       if slow or fast:
-        slow_I[rows], fast_I[rows], tiers = slow, fast, True
+        if not tiers:
+          slow_I, fast_I, tiers = (
+            np.zeros_like(usable_I),
+            np.zeros_like(usable_I),
+            True,
+          )
+        slow_I[rows], fast_I[rows] = slow, fast
     for blocks, mask in matches.sources():
       rows = view.rows(mask)
       if len(rows):
@@ -47,7 +62,7 @@ def question(
     LinkWaits(view.prefill, now_s),
     view.prefill_error.factor_I,
     view.transfer_error.factor_I,
-    view.prefill.accepts_I,
+    able_I,
     remote_blocks,
     view.overlap,
     rules.balancing_threshold,
@@ -60,13 +75,3 @@ def draw(rules: ConductorSpec, request: Request, attempt: int) -> int:
   text = f'{rules.seed}:{attempt}:{request.request_id}'
   digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
   return int.from_bytes(digest, 'little')
-
-
-def pick(score_I: np.ndarray, able_I: np.ndarray, number: int) -> int:
-  """The able row of least score; of equal ones the number-th, round and round.
-
-  At least one must be able.
-  """
-  score_I = np.where(able_I, score_I, np.inf)
-  best = (score_I == score_I[score_I.argmin()]).nonzero()[0]
-  return best.item(number % len(best))

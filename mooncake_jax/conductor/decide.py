@@ -13,11 +13,13 @@ import numpy as np
 
 from mooncake_jax.conductor import outlook
 from mooncake_jax.conductor.admission import ADMISSIONS
+from mooncake_jax.conductor.arrays import pick
 from mooncake_jax.conductor.asking import draw
-from mooncake_jax.conductor.asking import pick
 from mooncake_jax.conductor.asking import question
 from mooncake_jax.conductor.decode_choice import choose_decode
 from mooncake_jax.conductor.policies import POLICIES
+from mooncake_jax.conductor.question import best_plan
+from mooncake_jax.conductor.question import least_score
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.view import View
 from mooncake_jax.request import Placement
@@ -70,11 +72,11 @@ def plan(
   able_I = view.with_partner(able_I, decodes_I)
   if not able_I.any():
     return None
-  ask = question(view, rules, request, now_s)
+  ask = question(view, rules, request, now_s, able_I)
   plans = POLICIES[rules.policy](ask)
-  i = pick(plans.score_I, able_I, number)
-  a, fetch_blocks, source = plans.best(i)
-  found = ask.price(plans).at(i, a)
+  i = pick(least_score(plans), able_I, number)
+  best = best_plan(plans, i)
+  fetch_blocks, found = best.fetch_blocks(i), ask.price(best).at(i)
   decode = choose_decode(
     view.decode,
     request,
@@ -95,7 +97,7 @@ def plan(
     view.decode.names[decode.row],
     local_blocks,
     fetch_blocks,
-    prefill.names[source] if fetch_blocks else None,
+    prefill.names[best.source] if fetch_blocks else None,
     max(found.queue_s, decode.wait_s),
     found.transfer_s,
     found.prefill_s,

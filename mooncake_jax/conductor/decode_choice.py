@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mooncake_jax.conductor.arrays import ONE
+from mooncake_jax.conductor.arrays import pick
 from mooncake_jax.conductor.decode_load import DecodeLoads
 from mooncake_jax.request import Request
 
@@ -36,22 +38,28 @@ class DecodeView(NamedTuple):
   Attributes:
     mean_step_s_I: over the request's life.
     has_room_I: whether it could join at once.
-    fits_I: whether it could ever.
+    capacity_tokens_I: room if nobody else were there.
+    need_tokens: the request's.
   """
 
   mean_step_s_I: np.ndarray
   has_room_I: np.ndarray
-  fits_I: np.ndarray
+  capacity_tokens_I: np.ndarray
+  need_tokens: int
 
   @property
-  def best(self) -> np.ndarray:
-    """Rows of the equally good ones; none where it fits nowhere."""
-    for able_I in (self.fits_I & self.has_room_I, self.fits_I):
-      step_s_I = np.where(able_I, self.mean_step_s_I, np.inf)
-      least_s = step_s_I.min(initial=np.inf)
-      if least_s < np.inf:
-        return (step_s_I == least_s).nonzero()[0]
-    return np.zeros(0, np.int64)
+  def fits_I(self) -> np.ndarray:
+    """Whether it could ever join."""
+    return self.capacity_tokens_I >= self.need_tokens
+
+  def best(self, able_I: np.ndarray, number: int) -> int | None:
+    """The able row of least step, see `pick`; None where it fits nowhere."""
+    room_I = able_I & self.has_room_I
+    if not np.count_nonzero(room_I):
+      room_I = able_I & self.fits_I
+      if not np.count_nonzero(room_I):
+        return None
+    return pick(self.mean_step_s_I, room_I, number)
 
 
 def choose_decode(
@@ -73,14 +81,12 @@ def choose_decode(
   """
   prompt, most = request.num_prompt_tokens, request.max_output_tokens
   view = decode_view(loads, prompt, most, mean_tokens, until_s, factor_I)
-  best = view._replace(fits_I=view.fits_I & able_I).best
-  if not len(best):
+  i = view.best(able_I, number)
+  if i is None:
     return None
-  i = int(best[number % len(best)])
   wait_s = 0.0
-  if not view.has_room_I[i]:
-    need = loads.need_tokens(prompt, most)
-    wait_s = room_wait_s(loads, i, need, mean_tokens)
+  if not view.has_room_I.item(i):
+    wait_s = room_wait_s(loads, i, view.need_tokens, mean_tokens)
   tbt_s = longest_step_s(
     loads,
     i,
@@ -108,37 +114,46 @@ def decode_view(
     factor_I: online correction of a step's seconds.
   """
   life = min(mean_tokens, max_output_tokens)
-  base_s_I, row_s_I, token_s_I = loads.slopes_I3.T
-  rows_I, tokens_I = loads.rows_I, loads.context_tokens_I
-  some_rows_I = np.maximum(rows_I, 1)
-  context_I = tokens_I / some_rows_I
-  step_s_I = base_s_I + row_s_I * rows_I + token_s_I * tokens_I
-  steps_I = until_s / step_s_I
-  left_I = np.maximum(loads.left_tokens_I / some_rows_I, 1.0)
-  left_I = np.minimum(left_I, mean_tokens)
-  # Of the rows that decode now, the mean of exp(-k / left) over the life.
-  stay_I = np.exp(-steps_I / left_I) * -np.expm1(-life / left_I)
-  stay_I *= left_I / life
-  # Those still in prefill begin on the way: each is there for its own life.
-  come_I = left_I / np.maximum(steps_I, left_I)
-  rows_then_I = stay_I * loads.active_rows_I + come_I * (
-    rows_I - loads.active_rows_I
-  )
-  batch_I = rows_then_I + 1
-  tokens_then_I = prompt_tokens + rows_then_I * context_I
-  tokens_then_I += batch_I * (life / 2)
+  rows_then_I = _rows_then(loads, life, mean_tokens, until_s)
+  # Contexts grow by half a life on average: of others, and of the request.
+  other_s_I = loads.token_s_I * (life / 2)
+  other_s_I += loads.mean_row_s_I
+  other_s_I *= rows_then_I
+  mean_s_I = loads.token_s_I * (prompt_tokens + life / 2)
+  mean_s_I += loads.row_s_I
+  mean_s_I += other_s_I
   # No more rows than a batch takes are in a step.
-  share_I = np.minimum(loads.max_batch_I / batch_I, 1.0)
-  mean_s_I = base_s_I + share_I * (
-    row_s_I * batch_I + token_s_I * tokens_then_I
-  )
+  rows_then_I += ONE
+  share_I = loads.batch_I / rows_then_I
+  mean_s_I *= np.minimum(share_I, ONE, out=share_I)
+  mean_s_I += loads.base_s_I
+  mean_s_I *= factor_I
   need = loads.need_tokens(prompt_tokens, max_output_tokens)
-  free_I = loads.capacity_tokens_I - loads.reserved_tokens_I
-  return DecodeView(
-    factor_I * mean_s_I,
-    (free_I >= need) & (rows_I < loads.max_batch_I),
-    loads.capacity_tokens_I >= need,
-  )
+  has_room_I = loads.free_tokens_I >= need
+  has_room_I &= loads.has_row_I
+  return DecodeView(mean_s_I, has_room_I, loads.capacity_tokens_I, need)
+
+
+def _rows_then(
+  loads: DecodeLoads, life: float, mean_tokens: float, until_s: float
+) -> np.ndarray:
+  """Mean rows beside the request over its life, [I].
+
+  Exponents are kept negative as they are, which saves array calls.
+  """
+  left_I = np.minimum(loads.mean_left_I, mean_tokens)
+  before_I = left_I * loads.step_s_I
+  np.divide(-until_s, before_I, out=before_I)
+  life_I = -life / left_I
+  # Of the rows that decode now, the mean of exp(-k / left) over the life.
+  stay_I = np.exp(before_I + life_I)
+  stay_I -= np.exp(before_I)
+  stay_I /= life_I
+  stay_I *= loads.active_I
+  # Those still in prefill begin on the way: each is there for its own life.
+  np.minimum(before_I, -ONE, out=before_I)
+  stay_I -= loads.coming_I / before_I
+  return stay_I
 
 
 def longest_step_s(

@@ -41,7 +41,15 @@ class DecodeLoads:
     active_rows_I, active_tokens_I: the same of those that decode already.
     horizon: when each instance's requests decode.
     reserved_tokens_I: at most `capacity_tokens_I`.
-    slopes_I3: a step's seconds: base, a row, a token of context.
+    base_s_I, row_s_I, token_s_I: a step's seconds: of any, a row, a token of
+      context.
+    step_s_I: of a step with all that are placed there.
+    mean_row_s_I: what one of those rows, with its context, adds to it.
+    mean_left_I: tokens that one of them may still emit, at least 1.
+    active_I, coming_I, batch_I: numbers of rows that decode, do not yet, and
+      can at once, as float.
+    free_tokens_I: what is not reserved, as float.
+    has_row_I: whether the batch is not full.
   """
 
   def __init__(
@@ -57,9 +65,8 @@ class DecodeLoads:
     self.horizon: list[DecodeHorizon] = []
     self._waiting: list[dict[str, int]] = []
     self.accepts_I = np.zeros(0, bool)
-    self.slopes_I3 = np.zeros((0, 3))
-    for name in _COUNTS:
-      setattr(self, name, np.zeros(0, np.int64))
+    for name, kind in _ARRAYS.items():
+      setattr(self, name, np.zeros(0, kind))
     for name, belief, step in instances:
       self.join(name, belief, step)
 
@@ -71,10 +78,20 @@ class DecodeLoads:
   reserved_tokens_I: np.ndarray
   capacity_tokens_I: np.ndarray
   max_batch_I: np.ndarray
+  base_s_I: np.ndarray
+  row_s_I: np.ndarray
+  token_s_I: np.ndarray
+  step_s_I: np.ndarray
+  mean_row_s_I: np.ndarray
+  mean_left_I: np.ndarray
+  active_I: np.ndarray
+  coming_I: np.ndarray
+  batch_I: np.ndarray
+  free_tokens_I: np.ndarray
+  has_row_I: np.ndarray
 
   def join(self, name: str, belief: InstanceBelief, step: StepCosts) -> None:
     """An empty instance; one that was here before takes requests again."""
-    slopes = (step.base_s, step.per_row_s, step.per_context_token_s)
     if name not in self.row:
       self.row[name] = len(self.names)
       self.names.append(name)
@@ -82,15 +99,18 @@ class DecodeLoads:
       self.horizon.append(DecodeHorizon())
       self._waiting.append({})
       self.accepts_I = np.append(self.accepts_I, True)
-      self.slopes_I3 = np.vstack([self.slopes_I3, slopes])
-      for count in _COUNTS:
-        setattr(self, count, np.append(getattr(self, count), 0))
+      for array, kind in _ARRAYS.items():
+        longer = np.append(getattr(self, array), np.zeros(1, kind))
+        setattr(self, array, longer)
     i = self.row[name]
     self.step[i] = step
     self.accepts_I[i] = True
-    self.slopes_I3[i] = slopes
+    self.base_s_I[i] = step.base_s
+    self.row_s_I[i] = step.per_row_s
+    self.token_s_I[i] = step.per_context_token_s
     self.capacity_tokens_I[i] = belief.decode_pool_tokens
-    self.max_batch_I[i] = belief.max_batch
+    self.batch_I[i] = self.max_batch_I[i] = belief.max_batch
+    self._derive(i)
 
   def close(self, name: str) -> None:
     """Takes no more requests."""
@@ -139,6 +159,7 @@ class DecodeLoads:
     emitted = min(num_tokens, held.left_tokens)
     held.left_tokens -= emitted
     self.left_tokens_I[i] -= emitted
+    self._derive(i)
 
   def begins(self, request_id: str, first_s: float) -> None:
     """Its first token came then. Ignores one that is not there."""
@@ -178,6 +199,9 @@ class DecodeLoads:
       assert self.rows_I[i] == len(here), self.names[i]
       assert self.reserved_tokens_I[i] == reserved, self.names[i]
       assert self.left_tokens_I[i] == sum(held.left_tokens for held in here)
+      derived = [getattr(self, name)[i] for name in _ARRAYS]
+      self._derive(i)
+      assert derived == [getattr(self, name)[i] for name in _ARRAYS]
 
   def __len__(self) -> int:
     """Requests at all instances."""
@@ -189,19 +213,45 @@ class DecodeLoads:
     while waiting:
       request_id, need = next(iter(waiting.items()))
       if self.reserved_tokens_I[i] + need > self.capacity_tokens_I[i]:
-        return
+        break
       del waiting[request_id]
       self._held[request_id].waits = False
       self.reserved_tokens_I[i] += need
+    self._derive(i)
+
+  def _derive(self, i: int) -> None:
+    """What follows from row i's counts, so that no placement works it out."""
+    rows, tokens = self.rows_I.item(i), self.context_tokens_I.item(i)
+    row_s, token_s = self.row_s_I.item(i), self.token_s_I.item(i)
+    some_rows = rows or 1
+    self.step_s_I[i] = self.base_s_I.item(i) + row_s * rows + token_s * tokens
+    self.mean_row_s_I[i] = row_s + token_s * tokens / some_rows
+    self.mean_left_I[i] = max(self.left_tokens_I.item(i) / some_rows, 1.0)
+    active_rows = self.active_rows_I.item(i)
+    self.active_I[i], self.coming_I[i] = active_rows, rows - active_rows
+    reserved_tokens = self.reserved_tokens_I.item(i)
+    self.free_tokens_I[i] = self.capacity_tokens_I.item(i) - reserved_tokens
+    self.has_row_I[i] = rows < self.max_batch_I.item(i)
 
 
-_COUNTS = (
-  'rows_I',
-  'context_tokens_I',
-  'left_tokens_I',
-  'active_rows_I',
-  'active_tokens_I',
-  'reserved_tokens_I',
-  'capacity_tokens_I',
-  'max_batch_I',
-)
+_ARRAYS: dict[str, type] = {
+  'rows_I': np.int64,
+  'context_tokens_I': np.int64,
+  'left_tokens_I': np.int64,
+  'active_rows_I': np.int64,
+  'active_tokens_I': np.int64,
+  'reserved_tokens_I': np.int64,
+  'capacity_tokens_I': np.int64,
+  'max_batch_I': np.int64,
+  'base_s_I': np.float64,
+  'row_s_I': np.float64,
+  'token_s_I': np.float64,
+  'step_s_I': np.float64,
+  'mean_row_s_I': np.float64,
+  'mean_left_I': np.float64,
+  'active_I': np.float64,
+  'coming_I': np.float64,
+  'batch_I': np.float64,
+  'free_tokens_I': np.float64,
+  'has_row_I': np.bool_,
+}

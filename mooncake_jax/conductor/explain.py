@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import fields
 
-import numpy as np
-
 from mooncake_jax.conductor.asking import question
 from mooncake_jax.conductor.decide import decide
 from mooncake_jax.conductor.decide import Try
 from mooncake_jax.conductor.decode_choice import decode_view
 from mooncake_jax.conductor.policies import POLICIES
+from mooncake_jax.conductor.question import best_plan
+from mooncake_jax.conductor.question import least_score
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.view import View
 from mooncake_jax.request import Placement
@@ -106,13 +106,14 @@ def _prefill(
   now_s: float,
   decision: Placement | Rejection,
 ) -> Iterator[PrefillCandidate]:
-  ask = question(view, rules, request, now_s)
+  ask = question(view, rules, request, now_s, view.prefill.accepts_I)
   plans = POLICIES[rules.policy](ask)
-  found, local_I, score_I = ask.price(plans), ask.local_blocks_I, plans.score_I
-  least = np.where(view.prefill.accepts_I, score_I, np.inf).min()
+  local_I, score_I = ask.local_blocks_I, least_score(plans)
+  least = ask.least(score_I)
   for i, name in enumerate(view.prefill.names):
-    a, fetch_blocks, source = plans.best(i)
-    terms, score = found.at(i, a), float(score_I[i])
+    best = best_plan(plans, i)
+    fetch_blocks, terms = best.fetch_blocks(i), ask.price(best).at(i)
+    score = float(score_I[i])
     better = 'closed' if not view.prefill.accepts_I[i] else 'drawn against'
     if view.prefill.accepts_I[i] and score > least:
       better = f'{score - least:.4g} worse'
@@ -122,7 +123,7 @@ def _prefill(
       int(local_I[i] - ask.device_blocks_I[i] - ask.ssd_blocks_I[i]),
       int(ask.ssd_blocks_I[i]),
       fetch_blocks,
-      view.prefill.names[source] if fetch_blocks else '',
+      view.prefill.names[best.source] if fetch_blocks else '',
       max(ask.remote_blocks - int(local_I[i]) - fetch_blocks, 0),
       terms.queue_s,
       terms.transfer_s,
@@ -148,16 +149,16 @@ def _decode(
     until_s,
     view.step_error.factor_I,
   )
-  free_I = loads.capacity_tokens_I - loads.reserved_tokens_I
+  fits_I = seen.fits_I
   for i, name in enumerate(loads.names):
     why = 'slower' if seen.has_room_I[i] else 'no room now'
-    why = why if seen.fits_I[i] else 'never fits'
+    why = why if fits_I[i] else 'never fits'
     why = why if loads.accepts_I[i] else 'closed'
     yield DecodeCandidate(
       name,
       int(loads.rows_I[i]),
       int(loads.context_tokens_I[i]),
-      int(free_I[i]),
+      int(loads.free_tokens_I[i]),
       float(seen.mean_step_s_I[i]),
       _verdict(
         decision, 'decode', name, why if loads.accepts_I[i] else 'closed'

@@ -19,6 +19,7 @@ class Fleet:
 
   Attributes:
     latency_s_I, block_s_I: a link's seconds, idle: latency + blocks * block.
+    computed_block_s: what a block of prefix saves at least, on any of them.
   """
 
   def __init__(self, names: Sequence[str], work: Sequence[WorkCosts]):
@@ -28,6 +29,9 @@ class Fleet:
     self.kinds = tuple(dict.fromkeys(work))
     rows = {kind: k for k, kind in enumerate(self.kinds)}
     self.kind_I = np.array([rows[w] for w in work], np.int64)
+    self.computed_block_s = min(
+      (kind.block_s for kind in self.kinds), default=0.0
+    )
     self.latency_s_I: dict[Link, np.ndarray] = {}
     self.block_s_I: dict[Link, np.ndarray] = {}
     for link in PREFIX_LINKS:
@@ -36,39 +40,40 @@ class Fleet:
       self.block_s_I[link] = np.array([line.block_s for line in lines])
 
   def prompt_s(
-    self, num_tokens: int, prefix_blocks_XI: np.ndarray, block_size_tokens: int
+    self, num_tokens: int, prefix_blocks_I: np.ndarray, block_size_tokens: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of prefill on a prefix, and of its first chunk.
-
-    Both [..., I] like the prefixes.
-    """
+    """Seconds of prefill on a prefix, and of its first chunk, [I] both."""
     if len(self.kinds) == 1:
       return _spread(
-        self.kinds[0], num_tokens, prefix_blocks_XI, block_size_tokens
+        self.kinds[0], num_tokens, prefix_blocks_I, block_size_tokens
       )
-    seconds_2XI = np.empty((2, *prefix_blocks_XI.shape))
+    seconds_I, first_s_I = np.empty((2, len(prefix_blocks_I)))
     for k, kind in enumerate(self.kinds):
       here = self.kind_I == k
-      seconds_2XI[..., here] = _spread(
-        kind, num_tokens, prefix_blocks_XI[..., here], block_size_tokens
+      seconds_I[here], first_s_I[here] = _spread(
+        kind, num_tokens, prefix_blocks_I[here], block_size_tokens
       )
-    return seconds_2XI[0], seconds_2XI[1]
+    return seconds_I, first_s_I
 
 
 def _spread(
   work: WorkCosts,
   num_tokens: int,
-  prefix_blocks_X: np.ndarray,
+  prefix_blocks_I: np.ndarray,
   block_size_tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  counts = np.bincount(prefix_blocks_X.ravel())
-  seconds, first_s = np.zeros((2, len(counts)))
-  for blocks in counts.nonzero()[0].tolist():
-    prefix_tokens = blocks * block_size_tokens
+  least = prefix_blocks_I.item(prefix_blocks_I.argmin())
+  above_I = prefix_blocks_I - least
+  most = above_I.item(above_I.argmax())
+  seconds, first_s = np.empty(most + 1), np.empty(most + 1)
+  # Mostly one length, or few: others are not asked for.
+  some = np.bincount(above_I).nonzero()[0].tolist() if most else (0,)
+  for above in some:
+    prefix_tokens = (least + above) * block_size_tokens
     prompt_s = work.prompt_s(num_tokens, prefix_tokens)
     new_tokens = num_tokens - prefix_tokens
-    seconds[blocks] = prompt_s
-    first_s[blocks] = prompt_s * min(
+    seconds[above] = prompt_s
+    first_s[above] = prompt_s * min(
       work.belief.chunk_tokens / max(new_tokens, 1), 1.0
     )
-  return seconds[prefix_blocks_X], first_s[prefix_blocks_X]
+  return seconds[above_I], first_s[above_I]

@@ -83,6 +83,6 @@ def _mean_step_then_s(view: View, rules: ConductorSpec, then_s: float) -> float:
   tokens = rows * int(loads.context_tokens_I.sum()) / placed
   share_I = loads.accepts_I / max(int(loads.accepts_I.sum()), 1)
   rows_I = np.minimum(rows * share_I, loads.max_batch_I)
-  base_s_I, row_s_I, token_s_I = loads.slopes_I3.T
-  step_s_I = base_s_I + row_s_I * rows_I + token_s_I * tokens * share_I
+  step_s_I = loads.base_s_I + loads.row_s_I * rows_I
+  step_s_I += loads.token_s_I * tokens * share_I
   return float((view.step_error.factor_I * step_s_I) @ share_I)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mooncake_jax.conductor.arrays import ZERO
 from mooncake_jax.conductor.work_costs import PREFIX_LINKS
 from mooncake_jax.conductor.work_costs import WorkCosts
 from mooncake_jax.costs.model import Link
@@ -132,13 +133,15 @@ class PrefillLoads:
 
   def queue_s_I(self, now_s: float) -> np.ndarray:
     """EstimatePrefillQueueTime: what stands before a new request, [I]."""
-    queue_s_I = np.maximum(self._head_end_s_I - now_s, 0.0)
+    queue_s_I = self._head_end_s_I - now_s
+    np.maximum(queue_s_I, ZERO, out=queue_s_I)
     queue_s_I += self._waiting_s_I
     return queue_s_I
 
   def link_wait_s_I(self, link: Link, now_s: float) -> np.ndarray:
     """Until a new transfer could start, [I]."""
-    return np.maximum(self.link_free_s_I[link] - now_s, 0.0)
+    wait_s_I = self.link_free_s_I[link] - now_s
+    return np.maximum(wait_s_I, ZERO, out=wait_s_I)
 
   def skip_overdue(self, now_s: float) -> None:
     """Gives up heads whose end was not heard of for far too long.

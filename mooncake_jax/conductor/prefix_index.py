@@ -16,6 +16,7 @@ forget, and does where it grows beyond `max_blocks`.
 from collections.abc import Iterable
 from collections.abc import Sequence
 import copy
+from itertools import groupby
 
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.conductor.event_order import EventOrder
@@ -178,14 +179,16 @@ class PrefixIndex:
   def expect(self, instance: str, keys: Iterable[BlockKey]) -> None:
     """A request placed there will leave these blocks."""
     position = self.position(instance)
-    bit, blocks, fresh = 1 << position, self._blocks, []
+    bit, blocks = 1 << position, self._blocks
     more = self._more.setdefault(position, {})
-    for key in keys:
-      if blocks.get(key, NOBODY).expected & bit:
+    for holders, run in groupby(keys, blocks.get):
+      if holders is None or not holders.expected & bit:
+        after = self._sets.having(holders or NOBODY, EXPECTED, bit)
+        blocks.update(dict.fromkeys(run, after))
+        continue
+      for key in run:
         more[key] = more.get(key, 0) + 1
-      else:
-        fresh.append(key)
-    self._insert(fresh, EXPECTED, bit)
+    self._keep_bounded()
 
   def unexpect(self, instance: str, keys: Iterable[BlockKey]) -> None:
     """Takes one `expect` back; what was not expected is ignored."""
@@ -242,30 +245,29 @@ class PrefixIndex:
 
   def _insert(self, keys: Iterable[BlockKey], slot: int, bit: int) -> None:
     blocks, having = self._blocks, self._sets.having
-    before, after = NOBODY, having(NOBODY, slot, bit)
-    for key in keys:
-      holders = blocks.get(key, NOBODY)
-      if holders is not before:
-        before, after = holders, having(holders, slot, bit)
-      blocks[key] = after
-    if len(blocks) > self._sweep_above:
-      self._sweep()
+    for holders, run in groupby(keys, blocks.get):
+      after = having(holders or NOBODY, slot, bit)
+      if after is not holders:
+        blocks.update(dict.fromkeys(run, after))
+    self._keep_bounded()
 
   def _remove(self, keys: Iterable[BlockKey], slot: int, bit: int) -> None:
     blocks, lacking = self._blocks, self._sets.lacking
-    before = after = NOBODY
-    for key in keys:
-      holders = blocks.get(key, NOBODY)
-      if holders is not before:
-        before, after = holders, lacking(holders, slot, bit)
-      if after is not NOBODY:
-        blocks[key] = after
-      elif holders is not NOBODY:
-        del blocks[key]
+    for holders, run in groupby(keys, blocks.get):
+      after = lacking(holders or NOBODY, slot, bit)
+      if after is NOBODY:
+        for key in run:
+          blocks.pop(key, None)
+      elif after is not holders:
+        blocks.update(dict.fromkeys(run, after))
 
   def _held(self, slot: int, bit: int) -> list[BlockKey]:
     blocks = self._blocks.items()
     return [key for key, holders in blocks if holders.masks[slot] & bit]
+
+  def _keep_bounded(self) -> None:
+    if len(self._blocks) > self._sweep_above:
+      self._sweep()
 
   def _sweep(self) -> None:
     """Forgets the oldest blocks that none matched since the last time.

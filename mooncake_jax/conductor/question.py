@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request to place: what is believed of every prefill instance, as arrays.
 
-A policy answers with `Plans`, alternatives for each instance: how many blocks
+A policy answers with `Plan`s, alternatives for each instance: how many blocks
 to fetch there, from whom, and how good that is. The Conductor takes the best.
-Suffixes: A is an alternative, I a prefill instance, X any leading axes. A
-source is a row of instances.
+Suffix I is a prefill instance; a source is a row of instances.
 
-A placement has some 50 microseconds for its arrays, about one a call whatever
-the number of instances, so calls are counted here: `ndarray.argmin` is one
-where `ndarray.min` is two.
+A placement has some 30 microseconds for its arrays, about half a one a call
+whatever the number of instances, so calls are counted here: `ndarray.argmin` is
+one where `ndarray.min` is four, an array of one axis one where two axes are
+two, and what all policies ask is asked once.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mooncake_jax.conductor.arrays import NO_BLOCKS
+from mooncake_jax.conductor.arrays import ZERO
 from mooncake_jax.conductor.fleet import Fleet
 from mooncake_jax.costs.model import Link
 
 
 class Forecast(NamedTuple):
-  """Predicted seconds; arrays of one shape [X, I], or [I] for all of it.
+  """Predicted seconds, [I].
 
   Attributes:
     queue_s: until the instance has nothing before it.
@@ -43,13 +45,13 @@ class Forecast(NamedTuple):
   def ttft_s(self) -> np.ndarray:
     return self.queue_s + self.transfer_s + self.prefill_s
 
-  def at(self, i: int, a: int = 0) -> 'Terms':
-    """The numbers of instance i, alternative a."""
-    return Terms(*(s.item(i) if s.ndim == 1 else s.item(a, i) for s in self))
+  def at(self, i: int) -> 'Terms':
+    """The numbers of instance i."""
+    return Terms(*[seconds.item(i) for seconds in self])
 
 
 class Terms(NamedTuple):
-  """A `Forecast` of one plan."""
+  """A `Forecast` of one instance."""
 
   queue_s: float
   fetch_s: float
@@ -61,38 +63,42 @@ class Terms(NamedTuple):
     return self.queue_s + self.transfer_s + self.prefill_s
 
 
-class Plans(NamedTuple):
-  """Alternatives for each instance; the least score wins.
-
-  Of instances with equal ones one is drawn, of equal alternatives of an
-  instance the first is taken.
+class Plan(NamedTuple):
+  """One way for each instance; the least score wins.
 
   Attributes:
-    fetch_blocks_AI: to be fetched besides the instance's own prefix.
-    source_A: from whom; of no meaning where nothing is fetched.
-    score_AI: what the policy goes by.
-    found: what they would take, where the policy has asked for that.
+    score_I: what the policy goes by.
+    fetch_blocks_I: to be fetched besides the instance's own prefix; None
+      fetches nothing anywhere.
+    source: from whom.
+    found: what it would take, where the policy has asked for that.
   """
 
-  fetch_blocks_AI: np.ndarray
-  source_A: Sequence[int]
-  score_AI: np.ndarray
+  score_I: np.ndarray
+  fetch_blocks_I: np.ndarray | None = None
+  source: int = 0
   found: Forecast | None = None
 
-  @property
-  def score_I(self) -> np.ndarray:
-    """Of each instance's best alternative."""
-    if len(self.score_AI) == 1:
-      return self.score_AI[0]
-    return np.minimum.reduce(self.score_AI)
-
-  def best(self, i: int) -> tuple[int, int, int]:
-    """Instance i's best: which one, how many blocks to fetch, from whom."""
-    a = int(self.score_AI[:, i].argmin())
-    return a, self.fetch_blocks_AI.item(a, i), self.source_A[a]
+  def fetch_blocks(self, i: int) -> int:
+    """Of instance i."""
+    return 0 if self.fetch_blocks_I is None else self.fetch_blocks_I.item(i)
 
 
-@dataclass(frozen=True, eq=False)
+def least_score(plans: Sequence[Plan]) -> np.ndarray:
+  """Of each instance's best plan, [I]."""
+  if len(plans) == 1:
+    return plans[0].score_I
+  return np.minimum.reduce([plan.score_I for plan in plans])
+
+
+def best_plan(plans: Sequence[Plan], i: int) -> Plan:
+  """Instance i's: the first of equal ones."""
+  if len(plans) == 1:
+    return plans[0]
+  return min(plans, key=lambda plan: plan.score_I.item(i))
+
+
+@dataclass(eq=False)  # frozen, it would take twice as long to make
 class Question:
   """One request, and the beliefs to weigh it with.
 
@@ -108,7 +114,7 @@ class Question:
     queue_s_I: seconds until each could start.
     link_wait_s_I: seconds until each one's end of a link is free.
     prefill_factor_I, transfer_factor_I: online corrections of the costs.
-    accepts_I: who takes requests.
+    able_I: who may take the request.
     remote_blocks: leading blocks in the remote store, which no instance owns.
     overlap: share of a first chunk's compute that hides a transfer
       (layer-wise streaming; 0 where a chunk waits for its whole prefix).
@@ -129,51 +135,77 @@ class Question:
   link_wait_s_I: Mapping[Link, np.ndarray]
   prefill_factor_I: np.ndarray
   transfer_factor_I: np.ndarray
-  accepts_I: np.ndarray
+  able_I: np.ndarray
   remote_blocks: int = 0
   overlap: float = 0.0
   balancing_threshold: float = 2.0
   work_weight: float = 0.0
 
-  def prefill_s(self, prefix_blocks_XI: np.ndarray) -> np.ndarray:
-    """EstimatePrefillExecutionTime on a prefix, [..., I]."""
-    return self.prompt_s(prefix_blocks_XI)[0]
+  @cached_property
+  def own_prompt_s(self) -> tuple[np.ndarray, np.ndarray]:
+    """`prompt_s` where nothing is fetched from other instances."""
+    return self.prompt_s(self.with_rest(self.local_blocks_I))
 
   def prompt_s(
-    self, prefix_blocks_XI: np.ndarray
+    self, prefix_blocks_I: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of prefill on a prefix and of its first chunk, [..., I]."""
+    """Seconds of prefill on a prefix and of its first chunk, [I] both.
+
+    The first is EstimatePrefillExecutionTime.
+    """
     prefill_s, first_chunk_s = self.fleet.prompt_s(
-      self.num_tokens, prefix_blocks_XI, self.block_size_tokens
+      self.num_tokens, prefix_blocks_I, self.block_size_tokens
     )
     prefill_s *= self.prefill_factor_I
     first_chunk_s *= self.prefill_factor_I
     return prefill_s, first_chunk_s
 
   def move_s(
-    self, link: Link, num_blocks_XI: np.ndarray, wait: bool = False
+    self, link: Link, num_blocks_I: np.ndarray, wait: bool = False
   ) -> np.ndarray:
-    """Seconds for blocks over each instance's own link, [..., I].
+    """Seconds for blocks over each instance's own link, [I].
 
     Nothing to move takes 0 s; with `wait`, what is planned there goes first.
     """
-    if not np.count_nonzero(num_blocks_XI):
-      return np.zeros(num_blocks_XI.shape)
-    seconds_XI = self.fleet.block_s_I[link] * num_blocks_XI
-    seconds_XI += self.fleet.latency_s_I[link]
-    seconds_XI *= self.transfer_factor_I
+    moved = np.count_nonzero(num_blocks_I)
+    if not moved:
+      return np.zeros(len(num_blocks_I))
+    seconds_I = self.fleet.block_s_I[link] * num_blocks_I
+    seconds_I += self.fleet.latency_s_I[link]
+    seconds_I *= self.transfer_factor_I
     if wait:
-      seconds_XI += self.link_wait_s_I[link]
-    seconds_XI *= num_blocks_XI > 0
-    return seconds_XI
+      seconds_I += self.link_wait_s_I[link]
+    if moved < len(num_blocks_I):
+      seconds_I[num_blocks_I == NO_BLOCKS] = ZERO
+    return seconds_I
 
-  def copy_line(self, source_A: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds until a fetch's first byte, and of a block, [A, I]."""
+  def copy_s(self, num_blocks_I: np.ndarray, source: int) -> np.ndarray:
+    """Seconds for blocks from a source, its link shared, [I]."""
+    first_s_I, block_s_I = self.copy_line(source)
+    block_s_I *= num_blocks_I
+    block_s_I += first_s_I
+    block_s_I[num_blocks_I == NO_BLOCKS] = ZERO
+    return block_s_I
+
+  def copy_line(self, source: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds until a fetch's first byte, and of a block, [I] both."""
     fleet, factor_I = self.fleet, self.transfer_factor_I
-    source_A1 = np.array(source_A)[:, None]
-    first_s_AI = factor_I * fleet.latency_s_I['copy'][source_A1]
-    first_s_AI += self.link_wait_s_I['copy'][source_A1]
-    return first_s_AI, factor_I * fleet.block_s_I['copy'][source_A1]
+    first_s_I = factor_I * fleet.latency_s_I['copy'].item(source)
+    first_s_I += self.link_wait_s_I['copy'].item(source)
+    return first_s_I, factor_I * fleet.block_s_I['copy'].item(source)
+
+  def copies_pay(self, source: int) -> bool:
+    """Whether a block is everywhere copied from there sooner than computed.
+
+    What of a copy hides behind the first chunk is not counted twice.
+    """
+    slow = self.transfer_factor_I.argmax()
+    fast = self.prefill_factor_I.argmin()
+    copied_s = self.transfer_factor_I.item(slow) * self.fleet.block_s_I[
+      'copy'
+    ].item(source)
+    computed_s = self.prefill_factor_I.item(fast) * self.fleet.computed_block_s
+    return copied_s <= (1 - self.overlap) * computed_s
 
   def least_busy(self, holders: np.ndarray) -> tuple[int, float]:
     """Of some rows the one whose link is free first, and when that is."""
@@ -183,9 +215,12 @@ class Question:
       i = holders.item(wait_s_I[holders].argmin())
     return i, wait_s_I.item(i)
 
-  def rest_blocks(self, prefix_blocks_XI: np.ndarray) -> np.ndarray:
-    """What the remote store has beyond a prefix; whoever prefills reads it."""
-    return np.maximum(self.remote_blocks - prefix_blocks_XI, 0)
+  def with_rest(self, prefix_blocks_I: np.ndarray) -> np.ndarray:
+    """A prefix and what the remote store has beyond; whoever prefills reads
+    that."""
+    if not self.remote_blocks:
+      return prefix_blocks_I
+    return np.maximum(prefix_blocks_I, self.remote_blocks)
 
   @cached_property
   def local_s_I(self) -> np.ndarray:
@@ -193,8 +228,14 @@ class Question:
     local_s_I = self.move_s('onload', self.host_blocks_I, wait=True)
     if self.has_tiers:
       ssd_s_I = self.move_s('ssd_read', self.ssd_blocks_I, wait=True)
-      local_s_I = np.maximum(local_s_I, ssd_s_I)
+      np.maximum(local_s_I, ssd_s_I, out=local_s_I)
     return local_s_I
+
+  def least(self, some_I: np.ndarray) -> float:
+    """The least number of those who may take the request."""
+    if np.count_nonzero(self.able_I) < len(some_I):
+      some_I = some_I[self.able_I]
+    return some_I.item(some_I.argmin()) if len(some_I) else np.inf
 
   @property
   def host_blocks_I(self) -> np.ndarray:
@@ -203,33 +244,32 @@ class Question:
       return self.local_blocks_I
     return self.local_blocks_I - self.ssd_blocks_I - self.device_blocks_I
 
-  def price(self, plans: Plans) -> Forecast:
-    """What the plans would take."""
-    if plans.found is not None:
-      return plans.found
-    return self.forecast(plans.fetch_blocks_AI, plans.source_A)
+  def price(self, plan: Plan) -> Forecast:
+    """What the plan would take."""
+    if plan.found is not None:
+      return plan.found
+    return self.forecast(plan.fetch_blocks_I, plan.source)
 
   def forecast(
-    self, fetch_blocks_AI: np.ndarray, source_A: Sequence[int]
+    self, fetch_blocks_I: np.ndarray | None = None, source: int = 0
   ) -> Forecast:
-    """What fetching so many blocks from these sources would give.
+    """What fetching so many blocks from this source would give.
 
     A fetch moves while the request queues and, layer-wise, while its first
     chunk computes; only what is left then delays it.
     """
-    fetch_s, prefix_AI = self.local_s_I, self.local_blocks_I + fetch_blocks_AI
-    if np.count_nonzero(fetch_blocks_AI):
-      first_s_AI, block_s_AI = self.copy_line(source_A)
-      block_s_AI *= fetch_blocks_AI
-      block_s_AI += first_s_AI
-      block_s_AI *= fetch_blocks_AI > 0
-      fetch_s = np.maximum(fetch_s, block_s_AI)
+    fetch_s, local_I = self.local_s_I, self.local_blocks_I
+    if fetch_blocks_I is not None:
+      copy_s = self.copy_s(fetch_blocks_I, source)
+      fetch_s = np.maximum(fetch_s, copy_s, out=copy_s)
+      local_I = local_I + fetch_blocks_I
+    prefix_I = self.with_rest(local_I)
     if self.remote_blocks:
-      rest_AI = self.rest_blocks(prefix_AI)
-      rest_s = self.move_s('remote_read', rest_AI, wait=True)
+      rest_s = self.move_s('remote_read', prefix_I - local_I, wait=True)
       fetch_s = np.maximum(fetch_s, rest_s)
-      prefix_AI = prefix_AI + rest_AI
-    prefill_s, first_chunk_s = self.prompt_s(prefix_AI)
+    prefill_s, first_chunk_s = (
+      self.own_prompt_s if fetch_blocks_I is None else self.prompt_s(prefix_I)
+    )
     transfer_s = self._late_s(fetch_s, first_chunk_s)
     return Forecast(self.queue_s_I, fetch_s, transfer_s, prefill_s)
 
@@ -237,12 +277,13 @@ class Question:
     self, fetch_s: np.ndarray, first_chunk_s: np.ndarray
   ) -> np.ndarray:
     """What of a transfer hides neither behind the queue nor compute."""
-    if not self.overlap:
-      return np.maximum(fetch_s - self.queue_s_I, 0.0)
-    # The first layers must be there in any case.
-    hidden_s = self.overlap * np.minimum(first_chunk_s, fetch_s)
-    hidden_s += self.queue_s_I
-    return np.maximum(fetch_s - hidden_s, 0.0)
+    late_s = fetch_s - self.queue_s_I
+    if self.overlap:
+      # The first layers must be there in any case.
+      hidden_s = np.minimum(first_chunk_s, fetch_s)
+      hidden_s *= self.overlap
+      late_s -= hidden_s
+    return np.maximum(late_s, ZERO, out=late_s)
 
 
-Policy = Callable[[Question], Plans]
+Policy = Callable[[Question], Sequence[Plan]]

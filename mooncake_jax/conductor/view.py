@@ -92,7 +92,9 @@ class View:
     """An instance takes requests in this role from now on, in no other."""
     belief = self._instances.get(name, self._default)
     if belief not in self._kinds:
-      self._kinds[belief] = WorkCosts(belief, self.layout.block_bytes)
+      self._kinds[belief] = WorkCosts(
+        belief, self.layout.block_bytes, self.layout.block_size_tokens
+      )
     work = self._kinds[belief]
     self.close(name)
     if role == 'prefill':

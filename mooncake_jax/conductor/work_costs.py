@@ -80,7 +80,9 @@ class Line:
 class WorkCosts:
   """Seconds of an instance's work, in blocks and steps."""
 
-  def __init__(self, belief: InstanceBelief, block_bytes: int):
+  def __init__(
+    self, belief: InstanceBelief, block_bytes: int, block_size_tokens: int
+  ):
     self.belief = belief
     self._costs = belief.costs
     self._bottleneck = max(belief.stage_layers) / sum(belief.stage_layers)
@@ -88,6 +90,11 @@ class WorkCosts:
       link: _line(belief.costs, link, block_bytes) for link in PREFIX_LINKS
     }
     self.step = StepCosts(belief.costs)
+    # The first block of a prefix saves least: later ones attend to more.
+    size = block_size_tokens
+    computed_s = belief.costs.prefill_s(2 * size, 0)
+    saved_s = computed_s - belief.costs.prefill_s(size, size)
+    self.block_s = self._bottleneck * saved_s
 
   def prompt_s(self, num_tokens: int, prefix_tokens: int) -> float:
     """From the start of the first chunk to the end of the last."""

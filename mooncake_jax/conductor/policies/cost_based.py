@@ -18,92 +18,83 @@ which keeps requests where their prefix is and queues shorter for all. Where one
 is idle, compute delays nobody, and the price is none.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from mooncake_jax.conductor.question import Forecast
-from mooncake_jax.conductor.question import Plans
+from mooncake_jax.conductor.question import Plan
 from mooncake_jax.conductor.question import Question
 
 MAX_SOURCES = 3
 
 
-def cost_based(ask: Question) -> Plans:
+def cost_based(ask: Question) -> list[Plan]:
   """The least predicted TTFT, with a price on compute."""
-  sources, blocks = _sources(ask)
-  extra_AI = np.array(blocks)[:, None] - ask.local_blocks_I
-  np.maximum(extra_AI, 0, out=extra_AI)
-  found = ask.forecast(extra_AI, sources)
+  found = ask.forecast()
   weight = _weight(ask, found)
-  plans = Plans(extra_AI, sources, _score(found, weight), found)
-  return _partial(ask, plans, found, weight)
+  plans = [Plan(_score(found, weight), found=found)]
+  for source, blocks in _sources(ask):
+    fetch_I = np.maximum(blocks - ask.local_blocks_I, 0)
+    found = ask.forecast(fetch_I, source)
+    plans.append(Plan(_score(found, weight), fetch_I, source, found))
+  least_s = min(ask.least(plan.score_I) for plan in plans)
+  return plans + [
+    part for plan in plans[1:] for part in _partial(ask, plan, weight, least_s)
+  ]
 
 
 def _weight(ask: Question, found: Forecast) -> float:
   """The price of compute: in full from a queue of one prompt everywhere on."""
-  queue_s_I = ask.queue_s_I[ask.accepts_I]
-  least_s = queue_s_I.item(queue_s_I.argmin()) if len(queue_s_I) else 0.0
+  least_s = ask.least(ask.queue_s_I)
   if not least_s:
     return 0.0
-  return ask.work_weight * min(least_s / float(found.prefill_s.max()), 1.0)
+  prefill_s = found.prefill_s
+  longest_s = prefill_s.item(prefill_s.argmax())
+  return ask.work_weight * min(least_s / longest_s, 1.0)
 
 
 def _score(found: Forecast, weight: float) -> np.ndarray:
-  score_AI = found.ttft_s
+  score_I = found.ttft_s
   if weight:
-    score_AI += weight * found.prefill_s
-  return score_AI
+    score_I += weight * found.prefill_s
+  return score_I
 
 
-def _sources(ask: Question) -> tuple[list[int], list[int]]:
-  """Nobody, and the longest prefixes that can be had, best link first.
+def _sources(ask: Question) -> Iterator[tuple[int, int]]:
+  """The longest prefixes that can be had, best link first.
 
   Of each length the holder whose link is free first; lengths from the longest
   down, as a shorter one at an idle source may be there sooner.
   """
-  sources, blocks, least_wait_s = [0], [0], np.inf
-  local_I = ask.local_blocks_I
+  found, least_wait_s, local_I = 0, np.inf, ask.local_blocks_I
   least = local_I.item(local_I.argmin())
   for longest, holders in ask.holders:
-    if longest <= least or not least_wait_s or len(sources) > MAX_SOURCES:
+    if longest <= least or not least_wait_s or found == MAX_SOURCES:
       break
     source, wait_s = ask.least_busy(holders)
     if wait_s < least_wait_s:
-      sources.append(source)
-      blocks.append(longest)
-      least_wait_s = wait_s
-  return sources, blocks
+      yield source, longest
+      found, least_wait_s = found + 1, wait_s
 
 
 def _partial(
-  ask: Question, plans: Plans, found: Forecast, weight: float
-) -> Plans:
-  """Fetches of as many blocks as are hidden besides, where those may win.
+  ask: Question, plan: Plan, weight: float, least_s: float
+) -> Iterator[Plan]:
+  """A fetch of as many blocks as are hidden besides, where that may win.
 
-  No more than the source has: what is late may be the own prefix only.
-
-  Such a plan takes at least the queue and the prefill on the whole prefix.
+  No more than the source has: what is late may be the own prefix only. Such a
+  plan takes at least the queue and the prefill on the whole prefix.
   """
-  extra_AI, score_AI = plans.fetch_blocks_AI, plans.score_AI
-  late_AI = (found.transfer_s > 0) & (extra_AI > 1)
-  if not np.count_nonzero(late_AI):
-    return plans
-  bound_AI = np.where(late_AI, score_AI - found.transfer_s, np.inf)
-  if bound_AI.min() >= score_AI.min():
-    return plans
-  first_s_AI, block_s_AI = ask.copy_line(plans.source_A)
-  part_AI = (found.fetch_s - found.transfer_s - first_s_AI) / block_s_AI
-  part_AI = np.clip(part_AI.astype(np.int64), 0, extra_AI)
-  if not np.count_nonzero(part_AI):
-    return plans
-  part = ask.forecast(part_AI, plans.source_A)
-  return Plans(
-    np.concatenate((extra_AI, part_AI)),
-    [*plans.source_A, *plans.source_A],
-    np.concatenate((score_AI, _score(part, weight))),
-    Forecast(*map(_both, found, part)),
-  )
-
-
-def _both(some: np.ndarray, more: np.ndarray) -> np.ndarray:
-  """Alternatives one after another; [I] are those of all."""
-  return some if some.ndim == 1 else np.concatenate((some, more))
+  found, fetch_I = plan.found, plan.fetch_blocks_I
+  assert found is not None and fetch_I is not None
+  if ask.copies_pay(plan.source):
+    return  # then all blocks are better than a part of them
+  if ask.least(plan.score_I - found.transfer_s) >= least_s:
+    return
+  first_s_I, block_s_I = ask.copy_line(plan.source)
+  part_I = (found.fetch_s - found.transfer_s - first_s_I) / block_s_I
+  part_I = np.clip(part_I.astype(np.int64), 0, fetch_I)
+  if np.count_nonzero(part_I):
+    found = ask.forecast(part_I, plan.source)
+    yield Plan(_score(found, weight), part_I, plan.source, found)

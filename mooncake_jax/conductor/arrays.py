@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers for arrays of a few instances, where a call costs as much as it does.
+
+On such arrays numpy takes twice as long where an operand is a Python number or
+of another type than the rest, which is converted at every call.
+"""
+
+import numpy as np
+
+ZERO = np.zeros(())
+ONE = np.ones(())
+NO_BLOCKS = np.zeros((), np.int64)
+
+
+def pick(score_I: np.ndarray, able_I: np.ndarray, number: int) -> int:
+  """The able row of least score; of equal ones the number-th, round and round.
+
+  At least one must be able.
+  """
+  if np.count_nonzero(able_I) < len(able_I):
+    score_I = np.where(able_I, score_I, np.inf)
+  best = (score_I == score_I[score_I.argmin()]).nonzero()[0]
+  return best.item(number % len(best))
