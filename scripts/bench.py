@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Runs benchmarks; the exit status is 1 while a target is missed.
 
-python scripts/bench.py prefill cpp decode store transfer overlap streaming \
+python scripts/bench.py prefill cpp decode soak store transfer overlap streaming \
   master hits index conductor [--json FILE] [--plot FILE.svg] [--quick]
 """
 

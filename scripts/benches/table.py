@@ -15,6 +15,7 @@ from scripts.benches.policies import policies
 from scripts.benches.prefill import prefill
 from scripts.benches.quantized import quantized
 from scripts.benches.rows import Row
+from scripts.benches.soak import soak
 from scripts.benches.ssd import ssd
 from scripts.benches.steady import steady
 from scripts.benches.store import store
@@ -25,6 +26,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'cpp': cpp,
   'decode': decode,
+  'soak': soak,
   'quantized': quantized,
   'store': lambda quick: [*steady(quick), *store(quick)],
   'transfer': lambda quick: [*transfer(quick), *ssd(quick)],
