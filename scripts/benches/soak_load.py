@@ -132,15 +132,12 @@ class Trouble:
   def repair(self, hear: Callable[[Event], None]) -> None:
     """Lets all that leave be gone, and brings all back."""
     while self._leaving:
-      until_s = self._cluster.backend.now_s() + 1.0
-      for event in self._cluster.step(until_s):
+      for event in self._cluster.step(self._cluster.backend.now_s() + 1.0):
         hear(event)
         if isinstance(event, InstanceLost):
           self._leaving.discard(event.instance)
           self._back_s[event.instance] = 0.0
-    self._bring_back(np.inf)
-    while self._cluster.step(self._cluster.backend.now_s()):
-      pass
+    self._bring_back(np.inf)  # which is told as the cluster settles
 
   def _bring_back(self, now_s: float) -> None:
     for name, back_s in [*self._back_s.items()]:
