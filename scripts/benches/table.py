@@ -9,6 +9,7 @@ from scripts.benches.decode import decode
 from scripts.benches.hits import hits
 from scripts.benches.index import index
 from scripts.benches.master import master
+from scripts.benches.mixed import mixed
 from scripts.benches.mooncake import mooncake as mooncake_rows
 from scripts.benches.overlap import overlap
 from scripts.benches.policies import policies
@@ -26,6 +27,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'cpp': cpp,
   'decode': decode,
+  'mixed': mixed,
   'soak': soak,
   'quantized': quantized,
   'store': lambda quick: [*steady(quick), *store(quick)],
