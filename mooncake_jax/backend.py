@@ -59,7 +59,7 @@ class DecodeRow:
       where the backend computes nothing.
     position: where that token stands: prompt + emitted tokens - 1.
     pages: cover [0, position + remaining) at least.
-    remaining: emit at most this many more tokens.
+    remaining: emit at most this many more tokens; then the work ends.
     stop_token_ids: emitting one of these ends the row.
   """
 

@@ -103,10 +103,12 @@ class Members:
     self._draining.pop(name, None)
     self._becoming.pop(name, None)
     self._gone.add(name)
-    for run in [*self._flow.runs.values()]:
-      if not run.ended and _needs(run, name):
-        now_s = self._backend.now_s()
-        self._flow.fail(run, now_s, f'{name} was lost', blame=name)
+    self._mark(name, is_gone=True)
+    with self._flow.turn():
+      for run in [*self._flow.runs.values()]:
+        if not run.ended and _needs(run, name):
+          now_s = self._backend.now_s()
+          self._flow.fail(run, now_s, f'{name} was lost', blame=name)
     self._close(name)
 
   def join(self, name: str) -> None:
@@ -260,8 +262,7 @@ class Members:
   def _close(self, name: str) -> None:
     """Takes its memory out of the store, and tells that it is gone."""
     now_s, instance = self._backend.now_s(), self._flow.prefill.get(name)
-    if instance is not None and instance.store is not None:
-      instance.store.is_closed = True
+    self._mark(name, is_gone=True)
     for segment in self._segments(name):
       gone = take_out(self._master, segment)
       if medium(segment) == 'device':
@@ -279,10 +280,16 @@ class Members:
     if instance is not None:
       for segment in segments_of(self._spec, name):
         mount(self._master, self._spec, segment, self._layout.block_bytes)
-      if instance.store is not None:
-        instance.store.is_closed = False
+      self._mark(name, is_gone=False)
     joined = InstanceJoined(self._backend.now_s(), name, self._role(name))
     self._flow.apply([joined])
+
+  def _mark(self, name: str, is_gone: bool) -> None:
+    instance = self._flow.prefill.get(name)
+    if instance is not None:
+      instance.is_gone = is_gone
+      if instance.store is not None:
+        instance.store.is_closed = is_gone
 
   def _segments(self, name: str) -> list[str]:
     """Those of its segments that are mounted."""

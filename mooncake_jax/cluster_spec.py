@@ -12,6 +12,7 @@ from mooncake_jax.model_config import ModelConfig
 Executor = Literal['mpmd', 'spmd']
 Chunking = Literal['fixed', 'dynamic', 'auto']
 Streaming = Literal['layers', 'chunks', 'prompt']
+Reserve = Literal['all', 'prompt']
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class ClusterSpec:
       hold, each at least one request of max_tokens.
     device_cache_tokens: KVCache of ended prefills that stays in a prefill
       instance's device memory, beside its pool; a hit there moves nothing.
+    decode_reserve: pages that a request holds on its decode instance before
+      its prefill starts: for 'all' it may emit, so that it is never preempted,
+      or for its 'prompt' only, and more as it goes on; see
+      `instance/decode.py`.
     max_tokens: prompt + output of one request; None: the model's limit.
     max_batch: rows of a decode batch.
     max_decode_steps: steps of one decode work; a new request waits for one
@@ -63,6 +68,8 @@ class ClusterSpec:
     high_watermark: share of a segment above which puts evict.
     kv_dtype_bytes: bytes of one KVCache element.
     reuse: False puts nothing and reads nothing.
+    store_output: whether an output's complete blocks are put as well, for the
+      next turn of a conversation; needs `reuse`.
     lease_s: how long a block is kept for a reader.
     transfer_timeout_s, request_timeout_s: deadlines of a transfer and, from
       its arrival, of a request.
@@ -83,6 +90,7 @@ class ClusterSpec:
   streaming: Streaming = 'layers'
   prefill_pool_tokens: int = 8192
   decode_pool_tokens: int = 16384
+  decode_reserve: Reserve = 'all'
   device_cache_tokens: int = 0
   max_tokens: int | None = None
   max_batch: int = 8
@@ -98,6 +106,7 @@ class ClusterSpec:
   high_watermark: float = 0.95
   kv_dtype_bytes: int = 4
   reuse: bool = True
+  store_output: bool = True
   lease_s: float = 10.0
   transfer_timeout_s: float = 30.0
   request_timeout_s: float = 600.0
@@ -148,6 +157,7 @@ class ClusterSpec:
       ('executor', Executor),
       ('chunking', Chunking),
       ('streaming', Streaming),
+      ('decode_reserve', Reserve),
     ):
       if getattr(self, name) not in get_args(names):
         raise ValueError(

@@ -108,7 +108,11 @@ class TokensEmitted(RequestEvent):
 
 @dataclass(frozen=True)
 class Preempted(RequestEvent):
-  """The request lost its pages; it resumes from the store."""
+  """The request lost its decode pages; it resumes from the store.
+
+  `PrefixFetched`, `PrefillDone` and `KVArrived` come again, of a prompt that
+  is the first one and what was emitted before.
+  """
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ class WorkDone:
 
   Attributes:
     instance: that computed the chunk, or started the transfer.
-    step: 'chunk', 'fetch', 'put' or 'handoff'.
+    step: 'chunk', 'fetch', 'put', 'handoff' or 'put_output'.
     status: see `backend.Status`.
     spans: of a chunk, [start_s, stop_s) on each stage.
     start_token, stop_token: of the prompt, in a chunk.

@@ -81,6 +81,10 @@ class Request:
     tenant: whose request this is.
     priority: 0 unless it says; lower ones leave room for higher ones where
       admission is 'slo_predictive'.
+    identity: what `block_keys` were made with, see `blocks.keys.prefix_keys`;
+      their salt is the tenant.
+    output_block_keys: keys of all blocks that the longest output completes,
+      where no tokens will tell them; () if nobody knows.
   """
 
   request_id: str
@@ -93,6 +97,8 @@ class Request:
   stop_token_ids: tuple[int, ...] = ()
   tenant: str = ''
   priority: int = 0
+  identity: str = '0'
+  output_block_keys: tuple[BlockKey, ...] = ()
 
   def __post_init__(self):
     name = f'request {self.request_id!r}'
@@ -210,6 +216,9 @@ class RequestRecord:
       'remote_host': another instance's, on whatever medium;
       'remote_store': a Mooncake Store's).
     prefill_s: seconds its chunks ran.
+    preemptions: how often it lost its decode pages and resumed.
+    preempted_s: seconds from there until its KVCache was back.
+    recomputed_tokens: prompt and output tokens that were computed again for it.
     output_tokens: token ids in order (empty in a simulation from lengths).
     segments: when each output token came.
     predicted_ttft_s, predicted_tbt_s: the Conductor's at placement.
@@ -236,6 +245,9 @@ class RequestRecord:
   prefill_start_s: float | None = None
   prefill_done_s: float | None = None
   prefill_s: float = 0.0
+  preemptions: int = 0
+  preempted_s: float = 0.0
+  recomputed_tokens: int = 0
   kv_arrived_s: float | None = None
   first_token_s: float | None = None
   finished_s: float | None = None

@@ -12,12 +12,9 @@ import sys
 import traceback
 from typing import get_args
 
-import numpy as np
-
 from lifecycle import COSTS
 from lifecycle import LOOSE
 from lifecycle import MODEL
-from mooncake_jax.blocks.keys import prefix_keys
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import REMOTE
@@ -26,16 +23,8 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster import REAP_EVERY_S
 from mooncake_jax.cluster_members import Role
 from mooncake_jax.cluster_spec import ClusterSpec
-from mooncake_jax.conductor.admission import ADMISSIONS
 from mooncake_jax.conductor.conductor import Conductor
-from mooncake_jax.conductor.heat import Replication
-from mooncake_jax.conductor.policies import POLICIES
 from mooncake_jax.conductor.prefix_index import PrefixIndex
-from mooncake_jax.conductor.roles import RoleRules
-from mooncake_jax.conductor.spec import ConductorSpec
-from mooncake_jax.conductor.telemetry import Telemetry
-from mooncake_jax.conductor.work_costs import belief_of
-from mooncake_jax.conductor.work_costs import InstanceBelief
 from mooncake_jax.costs.model import LINKS
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Cancelled
@@ -49,17 +38,19 @@ from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
-from mooncake_jax.request import Request
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import replay
 from mooncake_jax.serve import serve
 from mooncake_jax.sim.remote_store import RemoteStore
 from mooncake_jax.sim.virtual import VirtualBackend
 from mooncake_jax.slo import SLO
-from mooncake_jax.store import eviction
+from random_clusters import NUM_REQUESTS
+from random_clusters import random_beliefs
+from random_clusters import random_requests
+from random_clusters import random_rules
+from random_clusters import random_spec
 from shadow import Shadow
 
-NUM_REQUESTS = 30
 ROLES: tuple[Role, ...] = get_args(Role)
 ENDS = (Finished, Failed, Cancelled, RejectedLate)
 
@@ -93,6 +84,11 @@ class Flaky(VirtualBackend):
     self.shadow.chunk(work_id, instance, work)
     return work_id
 
+  def decode(self, instance, batch, max_steps):
+    work_id = super().decode(instance, batch, max_steps)
+    self.shadow.decode(work_id, instance, batch)
+    return work_id
+
   def transfer(self, ops, priority, deadline_s, after=()):
     for op in ops:
       for end in (op.src, op.dst):
@@ -114,7 +110,7 @@ class Flaky(VirtualBackend):
     return completion
 
   def _outcome(self, completion):
-    if self._rng.random() >= self._share:
+    if not completion.done or self._rng.random() >= self._share:
       return completion
     status = self._rng.choice(('failed', 'timeout', 'cancelled'))
     ops = tuple(
@@ -123,100 +119,6 @@ class Flaky(VirtualBackend):
     return replace(
       completion, status=status, error='spoilt', rows=(), op_status=ops
     )
-
-
-def random_spec(rng: random.Random) -> ClusterSpec:
-  size = rng.choice((4, 8, 16))
-  stage_layers = rng.choice(((), (), (1, 2), (2, 1), (1, 1, 1)))
-  block_bytes = size * 3 * 128
-  return ClusterSpec(
-    prefill_instances=rng.choice((1, 1, 2, 3)),
-    decode_instances=rng.choice((1, 2)),
-    block_size_tokens=size,
-    page_tokens=rng.choice([p for p in (2, 4, 8, 16) if size % p == 0]),
-    chunk_tokens=rng.choice((1, 5, 8, 12, 64, 300)),
-    stages=max(len(stage_layers), 1),
-    stage_layers=stage_layers,
-    chunking=rng.choice(('fixed', 'fixed', 'dynamic', 'auto')),
-    streaming=rng.choice(('layers', 'layers', 'layers', 'chunks', 'prompt')),
-    layers_per_transfer=rng.choice((1, 2, 3)),
-    prefill_pool_tokens=rng.choice((64, 128, 256)),
-    decode_pool_tokens=rng.choice((64, 96, 512)),
-    device_cache_tokens=rng.choice((0, 16, 40, 96)),
-    max_tokens=64,
-    max_batch=rng.choice((1, 2, 4)),
-    max_decode_steps=rng.choice((1, 8)),
-    host_bytes=rng.choice((1, 5, 9, 9, 40)) * block_bytes,
-    ssd_bytes=rng.choice((0, 0, 12, 80)) * block_bytes,
-    promote_hits=rng.choice((1, 2)),
-    eviction=rng.choice(list(eviction.POLICIES)),
-    high_watermark=rng.choice((0.5, 0.95, 1.0)),
-    reuse=rng.random() < 0.95,
-    lease_s=rng.choice((1e-9, 1e-4, 0.01, 0.1, 10.0)),
-    transfer_timeout_s=rng.choice((1e-4, 0.01, 30.0)),
-    request_timeout_s=rng.choice((0.02, 0.1, 100.0)),
-    mooncake_bytes=rng.choice((0, 0, 2, 9, 80)) * block_bytes,
-    mooncake_put_uses=rng.choice((1, 2)),
-    probe_timeout_s=rng.choice((1e-4, 0.01, 1.0)),
-  )
-
-
-def random_requests(spec: ClusterSpec, seed: int) -> list[Request]:
-  """Prompts of shared heads; lengths of 1 and on block boundaries too."""
-  rng, size = random.Random(seed), spec.block_size_tokens
-  draw = np.random.default_rng(seed)
-  heads = [draw.integers(2, 60, 48) for _ in range(rng.choice((1, 3)))]
-  requests = []
-  for i in range(NUM_REQUESTS):
-    output = rng.choice((1, 1, 2, 5, 12))
-    most = 64 - output
-    length = min(
-      most,
-      rng.choice((1, 2, size, 2 * size, 3 * size + 1, 40, most)),
-    )
-    head = rng.choice(heads)[: rng.choice((0, rng.randint(0, 48), 48))]
-    prompt = np.concatenate([head, draw.integers(2, 60, 64)])[:length]
-    prompt = prompt.astype(np.int32)
-    requests.append(
-      Request(
-        f'r{i}',
-        rng.random() * rng.choice((0.01, 0.1, 0.5)),
-        length,
-        output,
-        prefix_keys(prompt, size),
-        prompt,
-      )
-    )
-  return requests
-
-
-def random_rules(rng: random.Random) -> ConductorSpec:
-  return ConductorSpec(
-    policy=rng.choice(list(POLICIES)),
-    admission=rng.choice(list(ADMISSIONS)),
-    late_check=rng.random() < 0.3,
-    balancing_threshold=rng.choice((1.0, 2.0)),
-    max_attempts=rng.choice((1, 2, 3, 9)),
-    replication=rng.choice(
-      (None, Replication(1e-3, 1e-4, 1.0, 1e9, 1.0, min_blocks=1))
-    ),
-    roles=rng.choice((None, RoleRules(0.01, 1e-3, 1e-2, 0.05))),
-    telemetry=Telemetry(
-      rng.choice((0, 0, 0, 1e-3, 0.1)), rng.choice((0, 0, 0, 0.1, 0.99))
-    ),
-  )
-
-
-def random_beliefs(
-  rng: random.Random, spec: ClusterSpec
-) -> dict[str, InstanceBelief]:
-  """Some instances are thought to be slower, or without a way to read."""
-  usual = belief_of(spec, MODEL, COSTS)
-  slow = replace(COSTS, prefill_s_per_token=1e-3, decode_base_s=0.01)
-  far = replace(COSTS, onload_latency_s=0.5, copy_bytes_per_s=1e5)
-  beliefs = (usual, replace(usual, costs=slow), replace(usual, costs=far))
-  names = (*spec.prefill_names, *spec.decode_names)
-  return {n: rng.choice(beliefs) for n in names if rng.random() < 0.2}
 
 
 class Trial:
@@ -270,6 +172,10 @@ class Trial:
       self.requests, self.conductor, self.cluster, on_event=self.on_event
     )
     assert not [r for r in records if r.outcome == 'running']
+    asked = {r.request_id: r.max_output_tokens for r in self.requests}
+    for record in records:
+      if record.outcome == 'completed':
+        assert record.num_output_tokens == asked[record.request_id], record
     assert self.cluster.idle
     self.settle()
     self.cluster.check()

@@ -11,6 +11,7 @@ where extra_i is null, or a list of the LoRA name (every block) and the salt
 (block 0 only). As in FAST'25 section 3.2.1: a key names the whole prefix.
 """
 
+from collections.abc import Sequence
 import hashlib
 
 import numpy as np
@@ -24,6 +25,7 @@ def prefix_keys(
   identity: str = '0',
   lora: str | None = None,
   salt: str | None = None,
+  known: Sequence[BlockKey] = (),
 ) -> tuple[BlockKey, ...]:
   """Returns the 32-byte keys of all complete blocks, first block first.
 
@@ -34,16 +36,21 @@ def prefix_keys(
       '0' reproduces the published vectors.
     lora: adapter name, part of every block.
     salt: separates one tenant's blocks from all others'.
+    known: keys of the first blocks, which are not hashed again.
   """
   if block_size_tokens < 1:
     raise ValueError(f'{block_size_tokens=} must be >= 1')
   num_blocks = len(tokens) // block_size_tokens
-  body, ends = _encode_uints(tokens[: num_blocks * block_size_tokens])
-  key = hashlib.sha256(_text(identity)).digest()
+  keys = [*known[:num_blocks]]
+  first = len(keys)
+  body, ends = _encode_uints(
+    tokens[first * block_size_tokens : num_blocks * block_size_tokens]
+  )
+  key = keys[-1] if keys else hashlib.sha256(_text(identity)).digest()
   head = _head(4, block_size_tokens)
-  keys, start = [], 0
-  for i in range(num_blocks):
-    stop = int(ends[(i + 1) * block_size_tokens - 1])
+  start = 0
+  for i in range(first, num_blocks):
+    stop = int(ends[(i - first + 1) * block_size_tokens - 1])
     extra = _extra(lora, salt if i == 0 else None)
     item = b'\x83\x58\x20' + key + head + body[start:stop] + extra
     key = hashlib.sha256(item).digest()

@@ -18,6 +18,7 @@ from mooncake_jax.events import InstanceDraining
 from mooncake_jax.events import InstanceJoined
 from mooncake_jax.events import InstanceLost
 from mooncake_jax.events import Inventory
+from mooncake_jax.events import Preempted
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import RejectedLate
@@ -45,6 +46,10 @@ def observe(view: View, event: Event) -> None:
 
 def _observe_request(view: View, placed: Placed, event: RequestEvent) -> None:
   match event:
+    case Preempted():
+      placed.preempted, placed.last_token_s = True, None
+    case PrefixFetched() | PrefillDone() if placed.preempted:
+      pass
     case PrefixFetched():
       _fetched(view, placed, event)
     case PrefillDone():

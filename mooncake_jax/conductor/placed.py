@@ -18,6 +18,8 @@ class Placed:
     prefilled: its prefill is known to have ended.
     last_token_s: when its last token came; None before the first.
     first_token_s: when its first token came.
+    preempted: it lost its pages at least once; what it does from then on says
+      nothing about its placement.
   """
 
   request: Request
@@ -25,6 +27,7 @@ class Placed:
   placed_s: float
   prefill_factor: float
   prefilled: bool = False
+  preempted: bool = False
   first_token_s: float | None = None
   last_token_s: float | None = None
 

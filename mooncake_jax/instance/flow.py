@@ -6,6 +6,9 @@ freed when it has ended and no work touches them, so nothing late lands in
 reused pages.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import PrefillChunk
@@ -17,6 +20,7 @@ from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
 from mooncake_jax.events import KVArrived
+from mooncake_jax.events import Preempted
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
@@ -36,7 +40,7 @@ from mooncake_jax.instance.works import Works
 from mooncake_jax.request import TokenSegment
 
 # Steps that timelines show.
-TIMELINE = ('chunk', 'fetch', 'put', 'handoff')
+TIMELINE = ('chunk', 'fetch', 'put', 'handoff', 'put_output')
 
 
 class Flow:
@@ -52,6 +56,7 @@ class Flow:
   ):
     """Starts with no run; the instances are the cluster's, by name."""
     self._layout = layout
+    self._stores_output = spec.store_output
     self._backend = backend
     self.prefill = prefill
     self.decode = decode
@@ -59,6 +64,9 @@ class Flow:
     self._held_back: dict[str, set[str]] = {}
     self._events: list[Event] = []
     self.runs: dict[RunKey, Run] = {}
+    # Decode instances to be looked at when all else of this turn is done.
+    self._stirred: dict[str, None] = {}
+    self._depth = 0
 
   @property
   def idle(self) -> bool:
@@ -109,21 +117,41 @@ class Flow:
 
   def apply(self, effects: Effects) -> None:
     """Carries out what instances and store caused, in order."""
-    for effect in effects:
-      match effect:
-        case Start(work):
-          self._works.start(work)
-        case Stop(work):
-          self._works.stop(work)
-        case Drop(replicas):
-          self._backend.drop(replicas)
-        case _:
-          self._events.append(effect)
-          if isinstance(effect, (Finished, Failed, Cancelled, RejectedLate)):
-            self._end(effect)
+    with self.turn():
+      for effect in effects:
+        match effect:
+          case Start(work):
+            self._works.start(work)
+          case Stop(work):
+            self._works.stop(work)
+          case Drop(replicas):
+            self._backend.drop(replicas)
+          case _:
+            self._events.append(effect)
+            if isinstance(effect, (Finished, Failed, Cancelled, RejectedLate)):
+              self._end(effect)
+
+  @contextmanager
+  def turn(self) -> Iterator[None]:
+    """What belongs together; then decode instances go on, with all of it.
+
+    Else a page that the first of two ended rows gives back would start steps
+    of the second.
+    """
+    self._depth += 1
+    yield
+    while self._depth == 1 and self._stirred:
+      name = next(iter(self._stirred))
+      del self._stirred[name]
+      self._go_on(self.decode[name])
+    self._depth -= 1
 
   def complete(self, completion: Completion) -> None:
     """Moves on what waited for a work that ended or made progress."""
+    with self.turn():
+      self._complete(completion)
+
+  def _complete(self, completion: Completion) -> None:
     work = self._works.completed(completion)
     if work.run is not None and work.step in TIMELINE:
       self._events.append(work_done(work, work.run, completion))
@@ -136,6 +164,7 @@ class Flow:
         'chunk': self._on_chunk,
         'put': self._on_put,
         'handoff': self._on_handoff,
+        'put_output': self._on_put,
         'decode': self._on_decode,
         'copy': self._on_copies,
       }[work.step]
@@ -239,6 +268,7 @@ class Flow:
     if run.state == 'transferring' and not run.handoffs_open:
       self.apply([KVArrived(time_s, *run.key, run.placement.decode)])
       self.apply(self.decode[run.placement.decode].join(run))
+      self._stirred[run.placement.decode] = None
 
   def _on_decode(self, work: Work, completion: Completion) -> None:
     decode = self.decode[work.instance]
@@ -254,7 +284,42 @@ class Flow:
           )
     for run in runs:
       self._release(run)
+    self._stirred[decode.name] = None
+
+  def _go_on(self, decode: DecodeInstance) -> None:
+    """Starts the next steps, once it is known who has to make room."""
+    while (run := decode.victim()) is not None:
+      self._preempt(run, self._backend.now_s())
     self.apply(decode.advance())
+
+  # Preemption.
+
+  def _preempt(self, run: Run, time_s: float) -> None:
+    """Puts a run's KVCache to the store; it waits until it can go on.
+
+    Where its prefill instance is gone it is placed anew, from the beginning.
+    """
+    prefill, decode = run.placement.prefill, self.decode[run.placement.decode]
+    if self.prefill[prefill].is_gone:
+      self.fail(run, time_s, f'preempted, and {prefill} was lost', prefill)
+      return
+    run.state = 'preempted'
+    self.apply([*decode.leave(run), Preempted(time_s, *run.key, decode.name)])
+    self._put_output(run, time_s)
+    self._release(run)
+
+  def _put_output(self, run: Run, time_s: float) -> None:
+    store = self.prefill[run.placement.prefill].store
+    if store is not None:
+      self.apply(store.store_output(run, time_s))
+
+  def _resume(self, run: Run) -> None:
+    """Queues a preempted run again: nothing touches its pages any more."""
+    leg = run.next_leg(self._layout.block_size_tokens)
+    self.runs[run.key] = leg
+    name = leg.placement.prefill
+    self.apply(self.prefill[name].enqueue(leg, self._backend.now_s()))
+    self._start_next(name)
 
   # Ends.
 
@@ -262,9 +327,11 @@ class Flow:
     """A run's last event was emitted: it leaves every queue."""
     run = self.runs[event.request_id, event.attempt]
     assert not run.ended, run.key
-    run.state = 'ended'
+    has_decoded, run.state = run.state == 'decoding', 'ended'
     if not isinstance(event, Finished):
       self._works.stop_all_of(run)
+    elif has_decoded and self._stores_output and run.names_output:
+      self._put_output(run, event.time_s)
     self.apply(self.prefill[run.placement.prefill].leave(run, event.time_s))
     self.apply(self.decode[run.placement.decode].leave(run))
     self._release(run)
@@ -275,6 +342,8 @@ class Flow:
     prefill, decode = run.placement.prefill, run.placement.decode
     waiting: set[str] = set()
     if self.decode[decode].release(run):
+      self._stirred[decode] = None
+      self.apply(self.decode[decode].came_free())
       waiting |= self._held_back.pop(decode, set())
     freed, effects = self.prefill[prefill].release(run, self._backend.now_s())
     self.apply(effects)
@@ -283,6 +352,8 @@ class Flow:
     if run.ended and not run.works and not run.decode_uses:
       assert not run.prefill_pages and not run.decode_pages, run.key
       self.runs.pop(run.key, None)
+    elif run.state == 'preempted' and not run.works:
+      self._resume(run)
     for name in sorted(waiting & self.prefill.keys()):
       self._start_next(name)
 

@@ -48,4 +48,5 @@ def make_decode(
     spec.max_batch,
     spec.max_decode_steps,
     recheck,
+    spec.decode_reserve,
   )

@@ -68,6 +68,7 @@ class PrefillInstance:
     self.plan = plan
     self.streaming: Streaming = streaming
     self.store: InstanceStore | None = None
+    self.is_gone = False  # it takes no runs and stores nothing more
     self.queue: deque[Run] = deque()
     # Runs with chunks to be started: their prefix is there, or on its way.
     self._ready: deque[Run] = deque()
@@ -76,8 +77,14 @@ class PrefillInstance:
     self._num_chunks = 0
 
   def enqueue(self, run: Run, now_s: float) -> Effects:
-    """Queues a run, leases its prefix and looks for what lacks of it."""
-    self.queue.append(run)
+    """Queues a run, leases its prefix and looks for what lacks of it.
+
+    One that was preempted waits before all others: it came before them.
+    """
+    if run.num_before:
+      self.queue.appendleft(run)
+    else:
+      self.queue.append(run)
     return [] if self.store is None else self.store.expect(run, now_s)
 
   def on_probe(

@@ -7,6 +7,7 @@ in order, which the cluster carries out. No method waits.
 
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Literal
 
 from mooncake_jax.backend import Completion
@@ -16,6 +17,8 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.events import Event
+from mooncake_jax.instance.outputs import chain_keys
+from mooncake_jax.instance.outputs import text_of
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
@@ -23,7 +26,13 @@ from mooncake_jax.store.outcomes import CopyTask
 
 RunKey = tuple[str, int]
 State = Literal[
-  'queued', 'fetching', 'prefilling', 'transferring', 'decoding', 'ended'
+  'queued',
+  'fetching',
+  'prefilling',
+  'transferring',
+  'decoding',
+  'preempted',
+  'ended',
 ]
 
 
@@ -31,8 +40,13 @@ State = Literal[
 class Run:
   """Where a try stands. Its pages are its own until no work uses them.
 
+  One that is preempted goes on as another run of the same key (`next_leg`),
+  whose prompt is the first one's and what was emitted.
+
   Attributes:
-    state: what it waits for; 'ended' once its last event was emitted.
+    state: what it waits for; 'preempted' while its blocks are put to the
+      store, 'ended' once its last event was emitted.
+    num_before: output tokens that are part of the prompt.
     decode_pages: reserved before prefill starts, so KVCache has a place.
     prefill_uses, decode_uses: works under way that touch those pages.
     is_probing: a store is being asked for its blocks; it queues until then.
@@ -51,11 +65,13 @@ class Run:
     handoffs_open: handoff works under way.
     prefill_start_s, prefill_stop_s: when the first chunk began and the last
       one ended, so far; prefill_s: how long any ran.
-    num_emitted, last_token: of the output.
+    num_emitted, last_token, output: of what was emitted since the prompt; the
+      tokens where they are known.
   """
 
   request: Request
   placement: Placement
+  num_before: int = 0
   state: State = 'queued'
   prefill_pages: tuple[int, ...] = ()
   decode_pages: tuple[int, ...] = ()
@@ -81,6 +97,7 @@ class Run:
   prefill_s: float = 0.0
   num_emitted: int = 0
   last_token: int | None = None
+  output: list[int] = field(default_factory=list)
 
   @property
   def key(self) -> RunKey:
@@ -89,6 +106,26 @@ class Run:
   @property
   def ended(self) -> bool:
     return self.state == 'ended'
+
+  @property
+  def has_left(self) -> bool:
+    """Whether it does not need its pages any more."""
+    return self.state in ('preempted', 'ended')
+
+  @property
+  def names_output(self) -> bool:
+    """Whether others may come with the keys of its output's blocks."""
+    is_known = self.request.prompt is not None and len(self.output) > 0
+    return is_known or len(self.request.output_block_keys) > 0
+
+  @property
+  def num_output_tokens(self) -> int:
+    return self.num_before + self.num_emitted
+
+  @property
+  def context_tokens(self) -> int:
+    """Prompt and output; the KVCache of the last one is not there yet."""
+    return self.request.num_prompt_tokens + self.num_emitted
 
   @property
   def num_tokens(self) -> int:
@@ -110,6 +147,25 @@ class Run:
   def prefilled(self) -> bool:
     return self.computed_tokens == self.request.num_prompt_tokens
 
+  def next_leg(self, block_size_tokens: int) -> 'Run':
+    """The run that goes on from what was emitted so far."""
+    request, total = self.request, self.context_tokens
+    keys = chain_keys(request, self.output, total, block_size_tokens)
+    num_new = len(keys) - len(request.block_keys)
+    request = replace(
+      request,
+      num_prompt_tokens=total,
+      max_output_tokens=request.max_output_tokens - self.num_emitted,
+      block_keys=keys,
+      output_block_keys=request.output_block_keys[num_new:],
+      prompt=text_of(request, self.output),
+    )
+    # Its blocks may have gone anywhere meanwhile.
+    plan = replace(
+      self.placement, local_blocks=0, fetch_blocks=len(keys), fetch_from=None
+    )
+    return Run(request, plan, self.num_output_tokens)
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -120,7 +176,14 @@ class Probe:
 
 
 WorkStep = Literal[
-  'probe', 'fetch', 'chunk', 'put', 'handoff', 'decode', 'copy'
+  'probe',
+  'fetch',
+  'chunk',
+  'put',
+  'handoff',
+  'decode',
+  'put_output',
+  'copy',
 ]
 Payload = Probe | PrefillChunk | DecodeBatch | tuple[TransferOp, ...]
 
@@ -131,6 +194,8 @@ class Work:
 
   Attributes:
     run: whose it is; None for a decode batch or copies.
+    step: 'put_output' puts from decode pages, on behalf of the prefill
+      instance whose segment it is.
     held: the replicas that a fetch reads or a put writes.
     tasks: the copies between segments that it makes.
     after: works that it follows layer by layer.
@@ -182,6 +247,7 @@ TOUCHES: dict[WorkStep, tuple[int, int]] = {
   'chunk': (1, 0),
   'put': (1, 0),
   'handoff': (1, 1),
+  'put_output': (0, 1),
 }
 
 

@@ -22,11 +22,13 @@ from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.instance.device_cache import DeviceCache
+from mooncake_jax.instance.outputs import chain_keys
 from mooncake_jax.instance.run import Drop
 from mooncake_jax.instance.run import Effects
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Work
+from mooncake_jax.instance.run import WorkStep
 from mooncake_jax.instance.sharing import Sharing
 from mooncake_jax.instance.telling import copying
 from mooncake_jax.instance.telling import dropped
@@ -129,10 +131,32 @@ class InstanceStore:
     keys = run.request.block_keys
     last = min(num_tokens // self.client.layout.block_size_tokens, len(keys))
     effects: Effects = []
-    for start, stop in self._wanted(run, run.stored_blocks, last):
-      effects += self._put(run, start, stop, after, now_s)
+    pages = DevicePages(self.name, run.prefill_pages)
+    for span in self._wanted(run, run.stored_blocks, last):
+      effects += self._put(run, keys, pages, span, after, now_s)
     run.stored_blocks = max(run.stored_blocks, last)
     return effects
+
+  def store_output(self, run: Run, now_s: float) -> Effects:
+    """Puts what of a decoded run's complete blocks the instance lacks.
+
+    From the decode pages; its prompt's too, where they have gone since, for
+    nothing after a hole is ever matched.
+    """
+    if self.is_closed:
+      return []
+    # The last token's KVCache was never computed.
+    chain = chain_keys(
+      run.request,
+      run.output,
+      run.context_tokens - 1,
+      self.client.layout.block_size_tokens,
+    )
+    first = self.client.num_at(self.name, chain)
+    pages = DevicePages(run.placement.decode, run.decode_pages)
+    return self._put(
+      run, chain, pages, (first, len(chain)), (), now_s, 'put_output'
+    )
 
   def found(self, run: Run, now_s: float) -> Effects:
     """What was read of the prefix is worth sharing."""
@@ -237,21 +261,21 @@ class InstanceStore:
   def _put(
     self,
     run: Run,
-    first: int,
-    last: int,
+    chain: tuple[BlockKey, ...],
+    pages: DevicePages,
+    blocks: tuple[int, int],
     after: tuple[Work, ...],
     now_s: float,
+    step: WorkStep = 'put',
   ) -> Effects:
     """Puts to host memory; what comes too fast for it, to the SSD at once."""
-    pages = DevicePages(self.name, run.prefill_pages)
     effects: Effects = []
+    first, last = blocks
     for segment in (self.name, ssd_segment(self.name)):
-      put = self.client.put(
-        run.request.block_keys, first, last, segment, pages, now_s
-      )
+      put = self.client.put(chain, first, last, segment, pages, now_s)
       effects += dropped(self.client.master, put.evicted, now_s)
       if put.ops:
-        work = Work('put', self.name, put.ops, run, put.replicas, after=after)
+        work = Work(step, self.name, put.ops, run, put.replicas, after=after)
         effects.append(Start(work))
       if not put.comes_too_fast:
         break

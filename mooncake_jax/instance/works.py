@@ -15,7 +15,7 @@ from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Work
 
 # A fetch holds back a prefill, a handoff a decode, the others nobody.
-PRIORITY = {'fetch': 0, 'handoff': 1, 'put': 2, 'copy': 3}
+PRIORITY = {'fetch': 0, 'handoff': 1, 'put': 2, 'put_output': 2, 'copy': 3}
 
 
 class Works:

@@ -44,7 +44,7 @@ def prefill_splits(
       done_s[event.request_id, event.attempt] = event.time_s
     elif isinstance(event, KVArrived):
       key = event.request_id, event.attempt
-      if key in done_s:
+      if key in done_s and key not in found:  # its first prefill
         exposed_s = max(event.time_s - done_s[key], 0.0)
         found[key] = _of(chunks[key], exposed_s)
   return found

@@ -6,6 +6,7 @@ from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
 from mooncake_jax.events import KVArrived
+from mooncake_jax.events import Preempted
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import RejectedLate
@@ -25,6 +26,8 @@ class RecordBook:
     self._records: dict[str, RequestRecord] = {}
     # Tokens that a new try emits once more, which its client has already.
     self._repeated: dict[str, int] = {}
+    # When tries that were preempted last were.
+    self._preempted: dict[str, float] = {}
 
   @property
   def records(self) -> list[RequestRecord]:
@@ -55,6 +58,7 @@ class RecordBook:
       record.finished_s = now_s
       return
     record.attempt = decision.attempt
+    self._preempted.pop(request.request_id, None)
     record.prefill, record.decode = decision.prefill, decision.decode
     record.predicted_queue_s = decision.queue_s
     record.predicted_transfer_s = decision.transfer_s
@@ -70,7 +74,11 @@ class RecordBook:
     record = self._records[event.request_id]
     if record.attempt != event.attempt:
       return None
+    if event.request_id in self._preempted:
+      return self._resumed(record, event)
     match event:
+      case Preempted():
+        self._preempt(record, event)
       case PrefixFetched():
         record.fetch_start_s = event.started_s
         record.reused_tokens = {
@@ -90,6 +98,30 @@ class RecordBook:
         record.prefill_s = event.prefill_s
       case KVArrived():
         record.kv_arrived_s = event.time_s
+      case TokensEmitted():
+        self._emitted(record, event)
+      case _:
+        return self._close(record, event)
+    return None
+
+  def _preempt(self, record: RequestRecord, event: Preempted) -> None:
+    record.preemptions += 1
+    self._preempted[event.request_id] = event.time_s
+
+  def _resumed(
+    self, record: RequestRecord, event: RequestEvent
+  ) -> RequestRecord | None:
+    """An event of a try after its preemption: its first life stands."""
+    match event:
+      case Preempted():
+        self._preempt(record, event)
+      case PrefixFetched():
+        pass
+      case PrefillDone():
+        record.prefill_s += event.prefill_s
+        record.recomputed_tokens += event.computed_tokens
+      case KVArrived():
+        record.preempted_s += event.time_s - self._preempted[event.request_id]
       case TokensEmitted():
         self._emitted(record, event)
       case _:

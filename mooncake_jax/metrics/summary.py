@@ -58,6 +58,8 @@ class Summary:
     rejection_reasons: how many were rejected, early or late, by reason.
     output_tokens: of completed requests.
     output_tokens_per_s: these over duration_s.
+    preemptions: how often requests lost their decode pages and resumed.
+    recomputed_tokens: prompt and output tokens computed again for that.
     wasted_prefill_s: prefill seconds of requests that were not completed
       (and no longer run).
     duration_s: of the run, from 0 to the last thing that happened.
@@ -84,6 +86,8 @@ class Summary:
   rejection_reasons: dict[str, int]
   output_tokens: int
   output_tokens_per_s: float
+  preemptions: int
+  recomputed_tokens: int
   wasted_prefill_s: float
   duration_s: float
   slo_ttft_s: float
@@ -143,6 +147,8 @@ def summarize(
     rejection_reasons=_rejection_reasons(records),
     output_tokens=output_tokens,
     output_tokens_per_s=_ratio(output_tokens, duration_s),
+    preemptions=sum(record.preemptions for record in records),
+    recomputed_tokens=sum(record.recomputed_tokens for record in records),
     wasted_prefill_s=sum(
       r.prefill_s for r in records if r.outcome not in ('completed', 'running')
     ),

@@ -367,9 +367,7 @@ class VirtualBackend:
 
   def _emitted(self, completion: Completion) -> None:
     """A decode work ends, or goes on."""
-    self._done.append(
-      self._spoil(completion) if completion.done else completion
-    )
+    self._done.append(self._spoil(completion))
 
   def _cut_short(self, work: Decoding) -> None:
     """Ends a decode work at the next step boundary."""

@@ -160,4 +160,5 @@ class Sessions:
       sampling=self._sampling,
       stop_token_ids=self._stop_token_ids,
       tenant=self._tenant,
+      identity=self._identity,
     )

@@ -177,6 +177,7 @@ def to_requests(
         prompt=prompt,
         sampling=sampling or Sampling(),
         tenant=tenant,
+        identity=identity,
       )
     )
   return sorted(requests, key=lambda request: request.arrival_s)

@@ -91,13 +91,15 @@ def _row(i: int, pages: int, steps: int) -> DecodeRow:
 def _loop_s(completions: list[Completion]) -> float:
   """The least of a decode instance's times for the completions."""
   layout = KVLayout(1, 4, PAGE_TOKENS, PAGE_TOKENS, 1)
-  instance = DecodeInstance('decode0', layout, 4 * BATCH, BATCH, 1)
+  output = len(completions) + 9
+  num_pages = BATCH * layout.pages_for(CONTEXT + output) + 1
+  instance = DecodeInstance('decode0', layout, num_pages, BATCH, 1)
   for i in range(BATCH):
-    request = Request(f'request{i}', 0.0, CONTEXT, len(completions) + 9)
+    request = Request(f'request{i}', 0.0, CONTEXT, output)
     run = Run(request, Placement(request.request_id, 0, 'p', 'decode0'))
     run.last_token = 1
+    assert instance.reserve(run)
     instance.join(run)
-  instance.on_decode(Completion(0, 'completed', 0.0, 0.0))  # the first's alone
   instance.advance()
   assert len(instance.runs) == BATCH
   taken = [
