@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sizes and counts of a cluster, as a value that configs bind."""
 
+from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
 from typing import get_args
 from typing import Literal
 
@@ -13,6 +17,31 @@ Executor = Literal['mpmd', 'spmd']
 Chunking = Literal['fixed', 'dynamic', 'auto']
 Streaming = Literal['layers', 'chunks', 'prompt']
 Reserve = Literal['all', 'prompt']
+
+
+@dataclass(frozen=True)
+class InstanceSizes:
+  """Where an instance differs from its cluster; None is as there.
+
+  For the fields see `ClusterSpec`. How fast it is, is a matter of costs.
+  """
+
+  tensor_parallel: int | None = None
+  prefill_pool_tokens: int | None = None
+  decode_pool_tokens: int | None = None
+  max_batch: int | None = None
+  host_bytes: int | None = None
+
+  def __post_init__(self):
+    for name, value in self.given.items():
+      least = 0 if name == 'host_bytes' else 1
+      if value < least:
+        raise ValueError(f'InstanceSizes.{name}={value} must be >= {least}')
+
+  @property
+  def given(self) -> dict[str, int]:
+    """The sizes that differ, by field."""
+    return {n: value for n, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -67,6 +96,7 @@ class ClusterSpec:
     eviction: which block goes first: one of `store.eviction.POLICIES`.
     high_watermark: share of a segment above which puts evict.
     kv_dtype_bytes: bytes of one KVCache element.
+    instances: sizes of those instances that differ, by name.
     reuse: False puts nothing and reads nothing.
     store_output: whether an output's complete blocks are put as well, for the
       next turn of a conversation; needs `reuse`.
@@ -105,6 +135,7 @@ class ClusterSpec:
   eviction: str = 'lru'
   high_watermark: float = 0.95
   kv_dtype_bytes: int = 4
+  instances: Mapping[str, InstanceSizes] = field(default_factory=dict)
   reuse: bool = True
   store_output: bool = True
   lease_s: float = 10.0
@@ -164,6 +195,12 @@ class ClusterSpec:
           f'ClusterSpec.{name}={getattr(self, name)!r} is not one of '
           f'{", ".join(get_args(names))}'
         )
+    known = (*self.prefill_names, *self.decode_names)
+    for name in self.instances:
+      if name not in known:
+        raise ValueError(
+          f'ClusterSpec.instances: {name!r} is not one of {", ".join(known)}'
+        )
     if self.colocated:
       self._check_colocated()
     if self.stage_layers:
@@ -189,6 +226,14 @@ class ClusterSpec:
         'whole chunk'
       )
 
+    for prefill, decode in self.partners.items():
+      here, there = (self.of(n).tensor_parallel for n in (prefill, decode))
+      if here != there:
+        raise ValueError(
+          f'ClusterSpec.colocated=True: {prefill} and {decode} share devices, '
+          f'but have tensor_parallel={here} and {there}'
+        )
+
   @property
   def partners(self) -> dict[str, str]:
     """The decode instance by the prefill instance it shares devices with."""
@@ -203,6 +248,13 @@ class ClusterSpec:
   @property
   def decode_names(self) -> tuple[str, ...]:
     return tuple(f'decode{i}' for i in range(self.decode_instances))
+
+  def of(self, instance: str) -> 'ClusterSpec':
+    """A cluster all of whose instances have the sizes of this one."""
+    own = self.instances.get(instance)
+    if own is None:
+      return self
+    return replace(self, instances={}, **own.given)
 
   @property
   def chunk_buckets(self) -> tuple[int, ...]:
@@ -233,15 +285,23 @@ class ClusterSpec:
   def max_request_tokens(self, model: ModelConfig) -> int:
     """Longest prompt + output that is served; every pool can hold it."""
     limit = min(self.max_tokens or model.max_tokens, model.max_tokens)
-    for name in ('prefill_pool_tokens', 'decode_pool_tokens'):
-      room = getattr(self, name) // self.page_tokens * self.page_tokens
+    for name, tokens in self._pools():
+      room = tokens // self.page_tokens * self.page_tokens
       if self.max_tokens is not None and room < limit:
         raise ValueError(
-          f'ClusterSpec.{name}={getattr(self, name)} cannot '
-          f'hold one request of max_tokens={limit}'
+          f'ClusterSpec.{name}={tokens} cannot hold one request of '
+          f'max_tokens={limit}'
         )
       limit = min(limit, room)
     return limit
+
+  def _pools(self) -> Iterator[tuple[str, int]]:
+    """All sizes of pools, by the name of the field."""
+    for pool in ('prefill_pool_tokens', 'decode_pool_tokens'):
+      yield pool, getattr(self, pool)
+      for name, sizes in self.instances.items():
+        if pool in sizes.given:
+          yield f'instances[{name!r}].{pool}', sizes.given[pool]
 
   def layers_of_stages(self, model: ModelConfig) -> tuple[int, ...]:
     """How many of the model's layers each stage of a prefill instance has."""

@@ -90,9 +90,9 @@ def _stores(
 
 def num_devices(spec: ClusterSpec) -> int:
   """How many a cluster takes."""
-  num_meshes = spec.prefill_instances * spec.stages
-  num_meshes += 0 if spec.colocated else spec.decode_instances
-  return num_meshes * spec.tensor_parallel
+  prefill = sum(spec.of(name).tensor_parallel for name in spec.prefill_names)
+  decode = sum(spec.of(name).tensor_parallel for name in spec.decode_names)
+  return prefill * spec.stages + (0 if spec.colocated else decode)
 
 
 def start_jax(num_devices: int) -> None:
@@ -129,12 +129,13 @@ def instance_specs(
 def _instance(
   spec: ClusterSpec, config: ModelConfig, name: str, role: Role
 ) -> InstanceSpec:
-  prefills = role == 'prefill'
+  prefills, max_tokens = role == 'prefill', spec.max_request_tokens(config)
+  spec = spec.of(name)
   return InstanceSpec(
     name,
     role,
     num_pages=spec.prefill_pages if prefills else spec.decode_pages,
-    max_tokens=spec.max_request_tokens(config),
+    max_tokens=max_tokens,
     num_devices=spec.tensor_parallel,
     stage_layers=spec.layers_of_stages(config) if prefills else (),
     executor=spec.executor,

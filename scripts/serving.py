@@ -75,7 +75,7 @@ def _beliefs(
 ) -> dict[str, InstanceBelief]:
   """What the Conductor counts on where instances differ."""
   return {
-    name: belief_of(experiment.cluster, config, costs)
+    name: belief_of(experiment.cluster.of(name), config, costs)
     for name, costs in experiment.instances.items()
   }
 

@@ -13,10 +13,14 @@ from lifecycle import make_request
 from lifecycle import MODEL
 from lifecycle import SPEC as SMALL
 from mooncake_jax.cluster import Cluster
+from mooncake_jax.cluster_spec import InstanceSizes
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.work_costs import belief_of
+from mooncake_jax.events import Finished
+from mooncake_jax.events import PrefixFetched
 from mooncake_jax.metrics.summary import summarize
+from mooncake_jax.request import Placement
 from mooncake_jax.serve import serve
 from mooncake_jax.sim.virtual import VirtualBackend
 from scripts.config import load
@@ -89,6 +93,82 @@ def test_the_fast_one_is_given_more_and_all_are_served_sooner():
   assert (knowing.ttft_s['mean'] or 0) < 0.8 * (ignorant.ttft_s['mean'] or 0)
 
 
+BLOCK_BYTES = SMALL.layout(MODEL).block_bytes
+SIZES = {
+  'prefill1': InstanceSizes(host_bytes=3 * BLOCK_BYTES),
+  'decode0': InstanceSizes(decode_pool_tokens=96, max_batch=3),
+}
+
+
+def test_a_small_instance_keeps_and_decodes_less():
+  """Of 5 blocks 3; of 3 requests of 44 tokens, 2 at a time."""
+  spec = replace(SMALL, instances=SIZES)
+  cluster = Cluster(spec, MODEL, VirtualBackend(COSTS, LAYERS))
+  assert cluster.max_tokens == 96
+  for name, place in (('a', 'prefill0'), ('b', 'prefill1')):
+    cluster.submit(
+      make_request(name, np.full(41, ord(name) % 60), 4),
+      Placement(name, 0, place, 'decode1'),
+    )
+  drain(cluster)
+  assert len(cluster.inventory('prefill0')) == 5
+  assert len(cluster.inventory('prefill1')) == 3
+  for decode, waits in (('decode1', False), ('decode0', True)):
+    for i in range(3):
+      name = f'{decode}.{i}'
+      cluster.submit(
+        make_request(
+          name, np.full(41, 2 + i), 4, arrival_s=cluster.backend.now_s()
+        ),
+        Placement(name, 0, 'prefill0', decode),
+      )
+    events = drain(cluster)
+    done_s = min(e.time_s for e in events if isinstance(e, Finished))
+    last_s = max(e.started_s for e in events if isinstance(e, PrefixFetched))
+    assert (last_s >= done_s) == waits
+
+
+def drain(cluster):
+  events = []
+  while not cluster.idle:
+    events += cluster.step(None)
+    cluster.check()
+  return events
+
+
+def test_the_conductor_counts_on_the_sizes_there_are():
+  spec = replace(SMALL, instances=SIZES)
+  rules = ConductorSpec(admission='none', policy='random')
+  conductor = Conductor(rules, spec, MODEL, COSTS, LOOSE)
+  loads = conductor.view.decode
+  assert loads.capacity_tokens_I.tolist() == [96, 512]
+  assert loads.max_batch_I.tolist() == [3, SMALL.max_batch]
+  requests = [make_request(f'r{i}', np.full(41, 2 + i), 4) for i in range(6)]
+  placed = [conductor.place(request, 0.0) for request in requests]
+  at = [p.decode for p in placed if isinstance(p, Placement)]
+  assert at.count('decode0') == 2 and at.count('decode1') == 4
+
+
+def test_sizes_that_can_not_be_are_named():
+  with pytest.raises(ValueError, match=r'InstanceSizes.host_bytes=-1 must'):
+    InstanceSizes(host_bytes=-1)
+  with pytest.raises(ValueError, match='InstanceSizes.tensor_parallel=0 must'):
+    InstanceSizes(tensor_parallel=0)
+  with pytest.raises(ValueError, match="instances: 'prefill9' is not one of"):
+    replace(SMALL, instances={'prefill9': InstanceSizes()})
+  small = {'decode1': InstanceSizes(decode_pool_tokens=64)}
+  spec = replace(SMALL, instances=small, max_tokens=96)
+  with pytest.raises(ValueError, match=r"'decode1'\].decode_pool_tokens=64"):
+    spec.max_request_tokens(MODEL)
+  with pytest.raises(ValueError, match='tensor_parallel=1 and 2'):
+    replace(
+      SMALL,
+      colocated=True,
+      streaming='chunks',
+      instances={'decode0': InstanceSizes(tensor_parallel=2)},
+    )
+
+
 def test_a_run_file_says_which_instances_differ(tmp_path):
   path = tmp_path / 'run.gin'
   path.write_text(
@@ -99,10 +179,16 @@ def test_a_run_file_says_which_instances_differ(tmp_path):
     "experiment.Experiment.instances = {'prefill3': @new/roofline."
     'RooflineCost()}\n'
     'new/roofline.RooflineCost.peak_flops_per_s = 989e12\n'
+    'import mooncake_jax.cluster_spec as cluster_spec\n'
+    "cluster_spec.ClusterSpec.instances = {'prefill3': "
+    '@cluster_spec.InstanceSizes()}\n'
+    'cluster_spec.InstanceSizes.host_bytes = 1000\n'
   )
   experiment, operative = load(path, (), Experiment)
   new = experiment.instances['prefill3']
   assert new.prefill_s(8192, 0) < 0.4 * experiment.costs.prefill_s(8192, 0)
+  assert experiment.cluster.of('prefill3').host_bytes == 1000
+  assert experiment.cluster.of('prefill2').host_bytes > 1000
   assert 'prefill3' in operative
 
 

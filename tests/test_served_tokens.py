@@ -18,6 +18,7 @@ from lifecycle import LOOSE
 from lifecycle import make_request
 from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
+from mooncake_jax.cluster_spec import InstanceSizes
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.engine.device import DeviceBackend
@@ -138,6 +139,15 @@ CASES = {
   'four devices share two KV heads': (
     '8/2',
     {'tensor_parallel': 4, 'prefill_instances': 1, 'decode_instances': 1},
+  ),
+  'one, two and four devices': (
+    '8/2',
+    {
+      'instances': {
+        'prefill1': InstanceSizes(tensor_parallel=2, prefill_pool_tokens=128),
+        'decode0': InstanceSizes(tensor_parallel=4, max_batch=1),
+      }
+    },
   ),
   'two that do both': ('8/4', {'colocated': True, 'streaming': 'chunks'}),
   'three devices': (

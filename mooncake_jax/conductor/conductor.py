@@ -54,7 +54,8 @@ class Conductor:
       cluster, model: what it schedules; it never sees the cluster itself.
       costs: its belief about seconds.
       slo: the limits it admits by.
-      instances: those that differ from what `cluster` and `costs` say.
+      instances: those that differ from what `cluster` and `costs` say, sizes
+        included (see `belief_of`).
 
     Raises:
       ValueError: roles are to change that can't.

@@ -68,7 +68,10 @@ class View:
     self.overlap = 1 - first if cluster.streaming == 'layers' else 0.0
     self._timeout_s = cluster.request_timeout_s
     self._default = belief_of(cluster, model, costs)
-    self._instances = instances
+    sizes = {
+      n: belief_of(cluster.of(n), model, costs) for n in cluster.instances
+    }
+    self._instances = {**sizes, **instances}
     self._kinds: dict[InstanceBelief, WorkCosts] = {}
     self.index = PrefixIndex(cluster.prefill_names)
     self.prefill = PrefillLoads()

@@ -21,6 +21,7 @@ def make_prefill(
   name: str,
 ) -> PrefillInstance:
   """An idle prefill instance; with no store where reuse is off."""
+  spec = spec.of(name)
   instance = PrefillInstance(
     name, layout, spec.prefill_pages, plan, spec.streaming
   )
@@ -41,6 +42,7 @@ def make_decode(
   spec: ClusterSpec, layout: KVLayout, recheck: Recheck | None, name: str
 ) -> DecodeInstance:
   """An idle decode instance."""
+  spec = spec.of(name)
   return DecodeInstance(
     name,
     layout,

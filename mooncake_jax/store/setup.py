@@ -53,7 +53,7 @@ def mount(
   master: Master, spec: ClusterSpec, segment: str, block_bytes: int
 ) -> None:
   """Mounts one of the cluster's segments, empty."""
-  kind, lower = medium(segment), None
+  kind, lower, spec = medium(segment), None, spec.of(owner(segment))
   match kind:
     case 'device':
       num_blocks = spec.device_cache_tokens // spec.block_size_tokens
