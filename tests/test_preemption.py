@@ -291,3 +291,19 @@ def test_a_put_that_fails_is_made_good_by_computing(make_cluster):
     if isinstance(e, TokensEmitted) and e.request_id == name
   )
   assert emitted == 40
+
+
+def test_the_youngest_makes_way_for_an_older_one_that_waits_for_its_row():
+  """It has the batch's only row and no page; the other has the pages."""
+  spec = replace(TIGHT, prefill_instances=2, decode_pool_tokens=64, max_batch=1)
+  cluster = make_virtual(spec)
+  for name, prompt, output, prefill in (
+    ('a', np.arange(40), 20, 'prefill0'),
+    ('b', np.arange(8), 30, 'prefill1'),
+  ):
+    request = make_request(name, prompt, output, 1e-6 * (name == 'b'))
+    cluster.submit(request, Placement(name, 0, prefill, 'decode0'))
+  events = run_out(cluster)
+  assert [e.request_id for e in preemptions(events)] == ['b']
+  ends = [e.request_id for e in events if isinstance(e, Finished)]
+  assert ends == ['a', 'b']

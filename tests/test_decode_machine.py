@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decode instance against a naive pool: counts of pages and nothing else.
+
+The machine is the cluster's side of it: it asks for pages, hands over, joins,
+steps the batch as a backend would, ends and preempts.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+from hypothesis.stateful import invariant
+from hypothesis.stateful import precondition
+from hypothesis.stateful import rule
+from hypothesis.stateful import RuleBasedStateMachine
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import RowTokens
+from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.events import Finished
+from mooncake_jax.instance.decode import DecodeInstance
+from mooncake_jax.instance.run import Run
+from mooncake_jax.instance.run import Start
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Request
+from mooncake_jax.request import TokenSegment
+
+PAGE_TOKENS, MAX_TOKENS = 2, 16
+LAYOUT = KVLayout(1, 4, PAGE_TOKENS, PAGE_TOKENS, 1)
+MAX_STEPS = 4
+
+
+def pages_for(num_tokens: int) -> int:
+  return -(-num_tokens // PAGE_TOKENS)
+
+
+class DecodeMachine(RuleBasedStateMachine):
+  """Runs in whatever state, and the pages a naive pool thinks they hold."""
+
+  reserve = 'prompt'
+
+  @initialize(capacity=st.integers(8, 12), max_batch=st.integers(1, 3))
+  def begin(self, capacity, max_batch):
+    self.capacity, self.max_batch = capacity, max_batch
+    self.instance = DecodeInstance(
+      'd', LAYOUT, capacity + 1, max_batch, MAX_STEPS, None, self.reserve
+    )
+
+  def __init__(self):
+    super().__init__()
+    self.count = 0
+    self.coming: list[Run] = []  # hold pages; their KVCache is under way
+    self.here: list[Run] = []  # joined
+    self.leaving: list[Run] = []  # preempted or cancelled, still read
+    self.read: dict[Run, tuple[int, ...]] = {}
+    self.batch: DecodeBatch | None = None
+
+  # What the cluster does.
+
+  @rule(prompt=st.integers(1, 8), output=st.integers(1, 8))
+  def insert(self, prompt, output):
+    request = Request(f'{self.count:04}', float(self.count), prompt, output)
+    self.count += 1
+    run = Run(request, Placement(request.request_id, 0, 'p', 'd'))
+    need, spare = pages_for(prompt + output - 1), 0
+    if self.reserve == 'prompt':
+      need = min(need, pages_for(prompt + 1))
+      spare = len(self.holders)
+    fits = need + spare <= self.instance.pool.num_free
+    assert self.instance.reserve(run) == fits
+    assert len(run.decode_pages) == need * fits
+    if fits:
+      self.coming.append(run)
+
+  @precondition(lambda self: self.coming)
+  @rule(data=st.data())
+  def join(self, data):
+    """Its KVCache is here, with the first token."""
+    run = self._take(data, self.coming)
+    run.num_emitted = 1
+    if run.request.max_output_tokens == 1:
+      self._end(run)
+      return
+    self.here.append(run)
+    self._apply(self.instance.join(run))
+    self._go_on()
+
+  @precondition(lambda self: self.batch)
+  @rule(data=st.data())
+  def step(self, data):
+    """Some steps are made; the work ends with a row or at will."""
+    batch = self.batch
+    assert batch is not None
+    most = min(MAX_STEPS, *(row.remaining for row in batch.rows))
+    self._steps(data.draw(st.integers(1, most)))
+
+  @precondition(lambda self: self.here)
+  @rule(data=st.data())
+  def cancel(self, data):
+    self._end(self._take(data, self.here))
+
+  @precondition(lambda self: self.coming)
+  @rule(data=st.data())
+  def cancel_early(self, data):
+    self._end(self._take(data, self.coming))
+
+  @precondition(lambda self: self.leaving)
+  @rule(data=st.data())
+  def finish(self, data):
+    """What read the pages of one that left has ended."""
+    self._read(self._take(data, self.leaving))
+
+  # What must hold.
+
+  @invariant()
+  def check(self):
+    self.instance.check()
+    held = sum(len(run.decode_pages) for run in self.holders)
+    assert held + self.instance.pool.num_free == self.capacity
+    for run in self.here:
+      assert len(run.decode_pages) >= pages_for(run.context_tokens - 1)
+      assert len(run.decode_pages) <= pages_for(run.num_tokens)
+    for run, pages in self.read.items():
+      assert run.decode_pages == pages, 'pages went while they were read'
+    if self.batch is not None:
+      assert 0 < len(self.batch.rows) <= self.max_batch
+      rows = [page for row in self.batch.rows for page in row.pages]
+      assert len({*rows}) == len(rows)
+      for run, row in zip(self.instance.runs, self.batch.rows):
+        assert run.decode_pages[: len(row.pages)] == row.pages
+        assert len(row.pages) >= pages_for(row.position + row.remaining)
+
+  @invariant()
+  def somebody_goes_on(self):
+    """Nobody waits in a circle."""
+    if self.here and not self.coming and not self.leaving:
+      assert self.batch is not None
+
+  def teardown(self):
+    """Whatever happened, all that is here can be brought to its end."""
+    for run in self.coming:
+      run.state = 'ended'
+      self.instance.leave(run)
+      self._release(run)
+    self.coming = []
+    self._go_on()
+    while self.here or self.leaving or self.batch:
+      while self.leaving:
+        self._read(self.leaving.pop())
+      if self.here or self.batch:
+        assert self.batch is not None
+        self._steps(min(MAX_STEPS, *(r.remaining for r in self.batch.rows)))
+    assert self.instance.is_free
+
+  @property
+  def holders(self):
+    pinned = [run for run in self.instance._in_work if not self._is_known(run)]
+    return [*self.coming, *self.here, *self.leaving, *pinned]
+
+  def _is_known(self, run):
+    return run in (*self.coming, *self.here, *self.leaving)
+
+  def _take(self, data, runs):
+    return runs.pop(data.draw(st.integers(0, len(runs) - 1)))
+
+  def _steps(self, count):
+    """The batch makes steps and its work ends."""
+    assert self.batch is not None
+    runs = self.instance.runs
+    rows = tuple(
+      RowTokens(row.request_id, 0, TokenSegment(0.0, 0.0, count))
+      for row in self.batch.rows
+    )
+    self.batch = None
+    end = Completion(0, 'completed', 0.0, 0.0, rows=rows)
+    for effect in self.instance.on_decode(end):
+      if isinstance(effect, Finished):
+        (run,) = [
+          r for r in self.here if r.request.request_id == effect.request_id
+        ]
+        self.here.remove(run)
+        assert effect.num_output_tokens == run.request.max_output_tokens
+        self._end(run, go_on=False)
+    for run in runs:
+      self._release(run)
+    self._go_on()
+
+  def _end(self, run, go_on=True):
+    """It ends; its pages go when no work uses them."""
+    run.state = 'ended'
+    self._apply(self.instance.leave(run))
+    self._release(run)
+    if go_on:
+      self._go_on()
+
+  def _release(self, run):
+    if self.instance.release(run):
+      self._apply(self.instance.came_free())
+
+  def _go_on(self):
+    while (run := self.instance.victim()) is not None:
+      self._preempt(run)
+    self._apply(self.instance.advance())
+
+  def _preempt(self, run):
+    """The youngest of those that are here; a put reads its pages."""
+    youngest = max(self.here, key=lambda r: r.request.arrival_s)
+    assert run is youngest and self.reserve == 'prompt'
+    assert run.decode_uses == 0
+    self.here.remove(run)
+    run.state = 'preempted'
+    self._apply(self.instance.leave(run))
+    run.decode_uses += 1
+    self.leaving.append(run)
+    self.read[run] = run.decode_pages
+
+  def _read(self, run):
+    del self.read[run]
+    run.decode_uses -= 1
+    self._release(run)
+    self._go_on()
+
+  def _apply(self, effects):
+    for effect in effects:
+      if isinstance(effect, Start):
+        assert self.batch is None
+        assert isinstance(effect.work.payload, DecodeBatch)
+        self.batch = effect.work.payload
+
+
+class AllMachine(DecodeMachine):
+  """The same where pages for the whole output are held."""
+
+  reserve = 'all'
+
+
+SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestDecode = DecodeMachine.TestCase
+TestDecode.settings = SETTINGS
+TestDecodeAll = AllMachine.TestCase
+TestDecodeAll.settings = SETTINGS
