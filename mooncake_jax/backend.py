@@ -113,9 +113,10 @@ class TransferOp(NamedTuple):
   num_bytes: int
 
 
-@dataclass(frozen=True)
-class RowTokens:
+class RowTokens(NamedTuple):
   """What one row of a decode batch emitted in one completion.
+
+  A tuple, as one is made a row and step, on the thread that dispatches.
 
   `tokens` is empty where the backend computes nothing; else `segment.count`
   of them, and as many `logprobs` if its sampling asks for them. Nothing

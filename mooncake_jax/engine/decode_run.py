@@ -71,7 +71,8 @@ class DecodeRun:
     self._started_s = task.now_s()
     self._state = model.batch(rows)
     self._num_left = min(task.max_steps, *(row.remaining for row in rows))
-    self._remaining = [row.remaining for row in rows]
+    self._open_rows = list(enumerate(rows))
+    self._num_read = 0
     self._unread: deque[jax.Array] = deque()
     first = [row.position // model.pool.page_tokens for row in rows]
     self.writes = {p for row, i in zip(rows, first) for p in row.pages[i:]}
@@ -117,24 +118,25 @@ class DecodeRun:
 
   def _rows(self, report_BR: np.ndarray, now_s: float) -> tuple[RowTokens, ...]:
     """What the rows that had not ended emitted; ends those it ends."""
-    emitted = []
+    segment = TokenSegment(now_s, 0.0, 1)
     tokens = logprobs.tokens(report_BR).tolist()
-    for i, row in enumerate(self.task.batch.rows):
-      if not self._remaining[i]:
-        continue
-      segment = TokenSegment(now_s, 0.0, 1)
-      emitted.append(
-        RowTokens(
-          row.request_id,
-          row.attempt,
-          segment,
-          (tokens[i],),
-          logprobs.of_row(report_BR[i], row.sampling.logprobs),
-        )
-      )
-      self._remaining[i] -= 1
-      if tokens[i] in row.stop_token_ids:
-        self._remaining[i] = 0
-      if not self._remaining[i]:
-        self._num_left = 0
+    emitted = []
+    for i, row in self._open_rows:
+      asked = row.sampling.logprobs
+      likely = () if asked is None else logprobs.of_row(report_BR[i], asked)
+      name = row.request_id, row.attempt
+      emitted.append(RowTokens(*name, segment, (tokens[i],), likely))
+    self._num_read += 1
+    self._end(tokens)
     return tuple(emitted)
+
+  def _end(self, tokens: list[int]) -> None:
+    """Ends rows that these were the last tokens of; then no step follows."""
+    num_rows, num_read = len(self._open_rows), self._num_read
+    self._open_rows = [
+      (i, row)
+      for i, row in self._open_rows
+      if num_read < row.remaining and tokens[i] not in row.stop_token_ids
+    ]
+    if len(self._open_rows) < num_rows:
+      self._num_left = 0

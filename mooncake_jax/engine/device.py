@@ -99,7 +99,7 @@ class DeviceBackend:
     self.tiers: dict[str, FarTier] = {}
     self._stores: list[FarTier] = []
     self._probers: dict[str, Prober] = {}
-    weights = Weights(params, config)
+    weights = Weights(params)
     try:
       for spec, devices in zip(instances, assign_devices(instances)):
         host = self.instances.get(spec.shares_with or '')

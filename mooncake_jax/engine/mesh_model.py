@@ -105,5 +105,6 @@ class MeshModel:
   ) -> tuple[decode.DecodeState, jax.Array]:
     """Steps a batch by one token; returns the report on it [B, R] too."""
     state, report_BR, self.pool.kv = self.steps(self.pool.kv, state)
-    report_BR.copy_to_host_async()
+    if not self.pool.can_copy_now:  # a CPU's arrays are read where they are
+      report_BR.copy_to_host_async()
     return state, report_BR

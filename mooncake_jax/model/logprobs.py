@@ -41,12 +41,8 @@ def tokens(report_BR: np.ndarray) -> np.ndarray:
   return report_BR[..., 0]
 
 
-def of_row(
-  report_R: np.ndarray, count: int | None
-) -> tuple[TokenLogprobs, ...]:
-  """One row's, with so many of the likeliest tokens; () if not asked for."""
-  if count is None:
-    return ()
+def of_row(report_R: np.ndarray, count: int) -> tuple[TokenLogprobs, ...]:
+  """One row's, with so many of the likeliest tokens."""
   own, ids_E, top_E = np.split(report_R[1:], [1, 1 + len(report_R[2:]) // 2])
   logprobs = top_E.view(np.float32).tolist()
   top = tuple(zip(ids_E.tolist(), logprobs))[:count]

@@ -8,7 +8,8 @@ A tree is {'embed': VD, 'layers', 'final_norm': D, 'unembed': DV}; tied
 embeddings have no 'unembed' (but see `materialize_unembed`). 'layers' is a
 tuple of one dict a layer, which runs unrolled, or one dict of arrays stacked
 on a first axis L, which runs as a scan: same numbers, other compile time. A
-tree of some of the layers has the tables that these need only.
+tree of some of the layers has the tables that these need only. `fuse.py` makes
+the layout that serves of it.
 """
 
 from collections.abc import Sequence
@@ -61,6 +62,11 @@ QKV_BIAS = {
   'bq': Declaration('KGH', 'zeros'),
   'bk': Declaration('KH', 'zeros'),
   'bv': Declaration('KH', 'zeros'),
+}
+# Of a model whose KVCache is int8 or float8 (`quantize.py`).
+KV_SCALES = {
+  'k_scale': Declaration('KH', 'ones'),
+  'v_scale': Declaration('KH', 'ones'),
 }
 QK_NORM = {
   'q_norm': Declaration('H', 'ones'),

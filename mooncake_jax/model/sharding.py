@@ -80,7 +80,8 @@ def _split(mesh, rules: Rules, axis: str, size: int):
   names = rules.get(axis, ())
   ways = math.prod(mesh.shape[name] for name in names)
   # A single head has nothing to split: a reshape would drop its axis' name.
-  if not names or size % ways or size == 1:
+  # Nor has one device: slices of what is whole say so.
+  if not names or size % ways or size == 1 or ways == 1:
     return None
   return names[0] if len(names) == 1 else names
 
@@ -93,6 +94,15 @@ def named_sharding(
 ) -> NamedSharding:
   """`spec` on a mesh."""
   return NamedSharding(mesh, spec(mesh, axes, shape, rules))
+
+
+def stacked_sharding(
+  mesh: Mesh, axes: str, shape: Sequence[int], rules: Rules = TENSOR_PARALLEL
+) -> NamedSharding:
+  """`named_sharding`; axes that stand before the named ones are not split."""
+  extra = len(shape) - len(axes)
+  split = spec(mesh, axes, shape[extra:], rules)
+  return NamedSharding(mesh, PartitionSpec(*(None,) * extra, *split))
 
 
 def replicated(x: jax.Array) -> NamedSharding | None:

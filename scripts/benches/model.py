@@ -10,6 +10,7 @@ import jax
 from jax import numpy as jnp
 import numpy as np
 
+from mooncake_jax.model import fuse
 from mooncake_jax.model import pages
 from mooncake_jax.model import params
 from mooncake_jax.model import sharding
@@ -61,7 +62,7 @@ class Model:
     self.mesh = sharding.make_mesh(jax.devices()[:1], config)
     made = params.init_params(config, jax.random.key(0), dtype, self.mesh)
     made = made if unroll else params.stack_layers(made)
-    self.params = params.materialize_unembed(made)
+    self.params = fuse.fuse(params.materialize_unembed(made))
     self._pages = -(-max_tokens // PAGE_TOKENS)
     count = num_pages or 1 + max_batch * self._pages
     self._kv = pages.init_pool(config, count, PAGE_TOKENS, dtype, self.mesh)
