@@ -16,6 +16,7 @@ from mooncake_jax.model_config import ModelConfig
 Executor = Literal['mpmd', 'spmd']
 Chunking = Literal['fixed', 'dynamic', 'auto']
 Streaming = Literal['layers', 'chunks', 'prompt']
+KVDtype = Literal['float32', 'bfloat16', 'int8', 'float8_e4m3fn']
 Reserve = Literal['all', 'prompt']
 
 
@@ -95,8 +96,8 @@ class ClusterSpec:
       has of its prompt; then it goes on without.
     eviction: which block goes first: one of `store.eviction.POLICIES`.
     high_watermark: share of a segment above which puts evict.
-    kv_dtype_bytes: bytes of one KVCache element.
     instances: sizes of those instances that differ, by name.
+    kv_dtype: of KVCache; int8 and float8 have fixed scales a channel.
     reuse: False puts nothing and reads nothing.
     store_output: whether an output's complete blocks are put as well, for the
       next turn of a conversation; needs `reuse`.
@@ -134,8 +135,8 @@ class ClusterSpec:
   probe_timeout_s: float = 0.1
   eviction: str = 'lru'
   high_watermark: float = 0.95
-  kv_dtype_bytes: int = 4
   instances: Mapping[str, InstanceSizes] = field(default_factory=dict)
+  kv_dtype: KVDtype = 'float32'
   reuse: bool = True
   store_output: bool = True
   lease_s: float = 10.0
@@ -156,7 +157,6 @@ class ClusterSpec:
       'decode_pool_tokens',
       'max_batch',
       'max_decode_steps',
-      'kv_dtype_bytes',
       'promote_hits',
       'mooncake_put_uses',
     ):
@@ -189,6 +189,7 @@ class ClusterSpec:
       ('chunking', Chunking),
       ('streaming', Streaming),
       ('decode_reserve', Reserve),
+      ('kv_dtype', KVDtype),
     ):
       if getattr(self, name) not in get_args(names):
         raise ValueError(
@@ -233,6 +234,11 @@ class ClusterSpec:
           f'ClusterSpec.colocated=True: {prefill} and {decode} share devices, '
           f'but have tensor_parallel={here} and {there}'
         )
+
+  @property
+  def kv_dtype_bytes(self) -> int:
+    """Bytes of one KVCache element."""
+    return {'float32': 4, 'bfloat16': 2}.get(self.kv_dtype, 1)
 
   @property
   def partners(self) -> dict[str, str]:

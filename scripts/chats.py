@@ -81,7 +81,7 @@ class ChatWorkload:
       block_size_tokens=cluster.block_size_tokens,
       max_output_tokens=self.max_output_tokens,
       max_tokens=cluster.max_request_tokens(config),
-      identity=model.identity(cluster.kv_dtype_bytes),
+      identity=model.identity(cluster.kv_dtype),
       sampling=self.sampling,
       stop_token_ids=stop_token_ids(tokenizer),
     )

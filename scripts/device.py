@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 import sys
 from urllib.parse import unquote
@@ -23,7 +24,7 @@ from mooncake_jax.transfer.host_memory import keep_freed_memory
 from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
-from scripts.models import KV_DTYPES
+from scripts.kv_scales import measured_scales
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def device_backend(
   """Loads weights onto each instance and compiles; ends all at the end.
 
   Raises:
-    ValueError: too few devices, or a KVCache dtype that there is not.
+    ValueError: too few devices.
   """
   spec = experiment.cluster
   start_jax(num_devices(spec))
@@ -41,25 +42,23 @@ def device_backend(
     replace(instance, attention=experiment.attention)
     for instance in instance_specs(spec, config)
   ]
-  if spec.kv_dtype_bytes not in KV_DTYPES:
-    raise ValueError(
-      f'ClusterSpec.kv_dtype_bytes={spec.kv_dtype_bytes} must be one of '
-      f'{[*KV_DTYPES]}'
-    )
   model = experiment.model
   if model.path is not None and model.find() is None:
     print(f'{model.path}: not there, random weights instead', file=sys.stderr)
-  dtype = KV_DTYPES[spec.kv_dtype_bytes]
-  stores = _stores(experiment, config, dtype)
+  stores = _stores(experiment, config)
   # CPU devices share one tree; elsewhere each instance reads its own slices,
   # and smaller weights are made of them there.
-  is_shared = jax.default_backend() == 'cpu' and model.weights == 'float32'
+  scales = measured_scales(model, spec.kv_dtype)
+  is_small = model.weights != 'float32' or scales is not None
+  is_shared = jax.default_backend() == 'cpu' and not is_small
   with DeviceBackend(
     config,
     spec.layout(config),
     instances,
-    model.load_params() if is_shared else model.load_params,
-    kv_dtype=dtype,
+    model.load_params()
+    if is_shared
+    else partial(model.load_params, scales=scales),
+    kv_dtype=spec.kv_dtype,
     stores=stores,
   ) as backend:
     seconds = warmup(backend)
@@ -68,7 +67,7 @@ def device_backend(
 
 
 def _stores(
-  experiment: Experiment, config: ModelConfig, dtype: str
+  experiment: Experiment, config: ModelConfig
 ) -> list[MooncakeSegment]:
   """Joins the Mooncake Store, if the cluster uses one.
 
@@ -83,7 +82,7 @@ def _stores(
     spec.block_size_tokens,
     config.num_kv_heads,
     config.head_dim,
-    jax.numpy.dtype(dtype),
+    jax.numpy.dtype(spec.kv_dtype),
   )
   return [MooncakeSegment(REMOTE, experiment.store, block, spec.mooncake_bytes)]
 

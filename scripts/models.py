@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which model a run serves, and its weights where a device needs them."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import get_args
 from typing import Literal
 from typing import Protocol
 
+import numpy as np
+
 from mooncake_jax.blocks.identity import kv_identity
+from mooncake_jax.cluster_spec import KVDtype
 from mooncake_jax.model.checkpoints.fingerprint import fingerprint
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.workload.session_file import Message
@@ -17,8 +21,9 @@ from mooncake_jax.workload.words import WordCodec
 from scripts.gin_source import ROOT
 
 Weights = Literal['float32', 'int8']
-# By bytes of a number: what a cluster's KVCache may be of.
-KV_DTYPES = {4: 'float32', 2: 'bfloat16'}
+# KVCache of these has scales, measured on a text that should not change.
+SCALED: tuple[KVDtype, ...] = ('int8', 'float8_e4m3fn')
+SCALES_TEXT = 'LICENSE'
 
 
 class Tokens(Protocol):
@@ -83,23 +88,28 @@ class Model:
 
     return ModelConfig.from_hf(gguf_config.hf_config(GGUFFile(path)))
 
-  def identity(self, kv_dtype_bytes: int) -> str:
+  def identity(self, kv_dtype: KVDtype) -> str:
     """Seed of block keys: another model's KVCache is never reused."""
     path = self.find()
     weights = f'random-{self.seed}' if path is None else fingerprint(path)
     if self.weights != 'float32':
       weights += f'-{self.weights}'
-    kv_dtype = KV_DTYPES.get(kv_dtype_bytes, f'{kv_dtype_bytes} bytes')
     return kv_identity(self.read_config(), weights, kv_dtype)
 
-  def load_params(self, mesh: Any = None) -> Any:
-    """Weights, on an instance's mesh if one is given."""
+  def load_params(
+    self, mesh: Any = None, scales: Mapping[str, np.ndarray] | None = None
+  ) -> Any:
+    """Weights, on an instance's mesh if one is given.
+
+    Args:
+      scales: of the KVCache, see `scripts.kv_scales`.
+    """
     from mooncake_jax.model import quantize
 
     loaded = self._load(mesh)
     if self.weights == 'int8':
-      return quantize.quantize_weights(loaded)
-    return loaded
+      loaded = quantize.quantize_weights(loaded)
+    return loaded if scales is None else quantize.scaled(loaded, scales, mesh)
 
   def _load(self, mesh: Any) -> Any:
     """In float32."""

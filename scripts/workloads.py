@@ -109,7 +109,7 @@ class TraceWorkload:
       block_size_tokens=cluster.block_size_tokens,
       tokens_per_hash_id=scaled.tokens_per_hash_id,
       maker=maker,
-      identity=model.identity(cluster.kv_dtype_bytes) if tokens else '0',
+      identity=model.identity(cluster.kv_dtype) if tokens else '0',
       sampling=self.sampling,
     )
     errors = [*read.errors, *_limits(scaled.num_dropped, scaled.num_cut)]

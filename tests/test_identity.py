@@ -2,11 +2,13 @@
 """KVCache of other weights, another config or dtype has other keys."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from lifecycle import MODEL
 from mooncake_jax.blocks.identity import kv_identity
+from mooncake_jax.cluster_spec import KVDtype
 from mooncake_jax.model.checkpoints.fingerprint import fingerprint
 from scripts.models import Model
 
@@ -43,11 +45,11 @@ def test_a_missing_checkpoint_is_named(tmp_path):
 def test_smaller_weights_or_kvcache_are_another_identity():
   plain, small = Model(config=MODEL), Model(config=MODEL, weights='int8')
   named = {
-    model.identity(kv_dtype_bytes)
+    model.identity(kv_dtype)
     for model in (plain, small)
-    for kv_dtype_bytes in (2, 4)
+    for kv_dtype in get_args(KVDtype)
   }
-  assert len(named) == 4
-  assert plain.identity(4) == kv_identity(MODEL, 'random-0', 'float32')
+  assert len(named) == 8
+  assert plain.identity('float32') == kv_identity(MODEL, 'random-0', 'float32')
   with pytest.raises(ValueError, match="Model.weights='int3'"):
     Model(config=MODEL, weights='int3')  # pyright: ignore

@@ -200,6 +200,13 @@ def test_runs_stand_side_by_side(tmp_path, capsys):
   assert compare.main([*folders, '--out', str(out)]) == 0
   lines = [line.split() for line in capsys.readouterr().out.splitlines()]
   assert ['a', 'b'] in lines and ['offered', '1', '2'] in lines
+  told = compare.same_tokens(
+    {
+      'a': [served('x')],
+      'b': [replace(served('x'), output_tokens=[1, 2, 9, 4])],
+    }
+  )
+  assert told == {'b': 0.4}
   html = out.read_text()
   assert html.count('<svg') == 2 and html.count('>a</text>') == 2
   with pytest.raises(SystemExit):

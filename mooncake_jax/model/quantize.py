@@ -11,12 +11,15 @@ identity names the dtype.
 L layer, P page, C token in a page, K KV head, H head dim.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
 import jax
 from jax import numpy as jnp
+import numpy as np
 
+from mooncake_jax.model import sharding
 from mooncake_jax.model.params import LAYER
 from mooncake_jax.model.params import layer_of
 from mooncake_jax.model.params import Params
@@ -85,14 +88,34 @@ def kv_scales(
   Args:
     kv_LP2CKH: a float pool in which the model has computed some tokens.
   """
+  return scaled(params, measured_scales(kv_LP2CKH, dtype))
+
+
+def measured_scales(
+  kv_LP2CKH: jax.Array, dtype: jax.typing.DTypeLike
+) -> dict[str, jax.Array]:
+  """Scales [L, K, H] of keys and of values, see `kv_scales`."""
   highest = jnp.max(jnp.abs(kv_LP2CKH), axis=(1, 3)).astype(jnp.float32)
   scale_L2KH = jnp.where(highest > 0, highest, 1) * HEADROOM / largest(dtype)
-  stacked = {'k_scale': scale_L2KH[:, 0], 'v_scale': scale_L2KH[:, 1]}
+  return {'k_scale': scale_L2KH[:, 0], 'v_scale': scale_L2KH[:, 1]}
+
+
+def scaled(
+  params: Params,
+  scales: Mapping[str, jax.Array | np.ndarray],
+  mesh: jax.sharding.Mesh | None = None,
+) -> Params:
+  """Returns the tree with measured scales, put onto its mesh."""
+  stacked: dict[str, Any] = dict(scales)
+  if mesh is not None:
+    for name, scale_LKH in scales.items():
+      place = sharding.named_sharding(mesh, 'LKH', scale_LKH.shape)
+      stacked[name] = jax.device_put(scale_LKH, place)
   layers = params['layers']
   if isinstance(layers, dict):
     return {**params, 'layers': {**layers, **stacked}}
-  scaled = ({**layer, **layer_of(stacked, i)} for i, layer in enumerate(layers))
-  return {**params, 'layers': tuple(scaled)}
+  each = ({**layer, **layer_of(stacked, i)} for i, layer in enumerate(layers))
+  return {**params, 'layers': tuple(each)}
 
 
 def largest(dtype: jax.typing.DTypeLike) -> float:

@@ -80,7 +80,7 @@ class Measured:
       decode_instances=instances,
       block_size_tokens=BLOCK_TOKENS,
       chunk_tokens=8192,
-      kv_dtype_bytes=2,
+      kv_dtype='bfloat16',
       decode_pool_tokens=1_300_000,
       max_batch=256,
     )

@@ -3,29 +3,25 @@
 
 SmolLM2-135M in float32 reads this repository's architecture page; each variant
 reads the same, and its logits and perplexity are compared. Scales of KVCache
-are measured on another text, the README.
+are those of the engine, of another text (`scripts/kv_scales.py`).
 """
 
-import functools
 import math
 
 import jax
-from jax import numpy as jnp
 import numpy as np
 
-from mooncake_jax.model import forward
 from mooncake_jax.model import params as model_params
 from mooncake_jax.model import quantize
 from mooncake_jax.model.checkpoints.load import load_model
-from mooncake_jax.model.pages import init_pool
 from mooncake_jax.model.params import Params
 from mooncake_jax.model.tokenizer import Tokenizer
-from mooncake_jax.model_config import ModelConfig
 from scripts.benches.rows import Row
 from scripts.gin_source import ROOT
+from scripts.kv_scales import logits
+from scripts.models import SCALES_TEXT
 
 FOLDER = ROOT / 'models/smollm2-135m'
-PAGE_TOKENS = 64
 # (weights, KVCache) -> the largest rise of perplexity that is asked for.
 VARIANTS = {
   ('float32', 'bfloat16'): 1.01,
@@ -45,7 +41,7 @@ def quantized(quick: bool) -> list[Row]:
   read = Tokenizer.from_folder(FOLDER).encode
   length = 256 if quick else 512
   tokens_T = np.array(read((ROOT / 'docs/architecture.md').read_text()))
-  other_T = np.array(read((ROOT / 'README.md').read_text()))
+  other_T = np.array(read((ROOT / SCALES_TEXT).read_text()))
   _, kv = logits(params, config, other_T[:length], 'float32')
   exact_TV, _ = logits(params, config, tokens_T[:length], 'float32')
   exact = perplexity(exact_TV, tokens_T[:length])
@@ -73,31 +69,6 @@ def variant(
   if kv_dtype in ('int8', 'float8_e4m3fn'):
     params = quantize.kv_scales(params, kv, kv_dtype)
   return params
-
-
-def logits(
-  params: Params, config: ModelConfig, tokens_T: np.ndarray, kv_dtype: str
-) -> tuple[np.ndarray, jax.Array]:
-  """Of every token [T, V], and the pool they were computed in."""
-  num_pages = 1 + len(tokens_T) // PAGE_TOKENS
-  kv = init_pool(config, num_pages, PAGE_TOKENS, kv_dtype)
-  logits_TV, kv = _logits(params, config, tokens_T, kv)
-  return np.asarray(logits_TV), kv
-
-
-@functools.partial(jax.jit, static_argnames='config', donate_argnames='kv')
-def _logits(params, config, tokens_T, kv):
-  T = len(tokens_T)
-  x_1TD, kv = forward.stage_fn(
-    params['layers'],
-    config,
-    forward.embed(params, tokens_T[None]),
-    kv,
-    jnp.arange(1, kv.shape[1], dtype=jnp.int32)[None],
-    jnp.zeros(1, jnp.int32),
-    jnp.full(1, T, jnp.int32),
-  )
-  return forward.unembed(params, config, x_1TD[0]), kv
 
 
 def perplexity(logits_TV: np.ndarray, tokens_T: np.ndarray) -> float:

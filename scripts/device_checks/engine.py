@@ -117,7 +117,7 @@ def served(sizes: Sizes, figures: Figures, budget: Budget) -> None:
     prefill_pool_tokens=4096,
     decode_pool_tokens=16384,
     max_tokens=1024,
-    kv_dtype_bytes=jax.numpy.dtype(sizes.dtype).itemsize,
+    kv_dtype=sizes.dtype,
   )
   instances = [
     _instance('prefill0', 'prefill', spec.prefill_pages, sizes),

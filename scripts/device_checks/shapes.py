@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
+from mooncake_jax.cluster_spec import KVDtype
 from mooncake_jax.model_config import ModelConfig
 from scripts.benches.model import CONFIG as SMOLLM2
 
@@ -62,7 +63,7 @@ class Sizes:
 
   models: tuple[tuple[str, ModelConfig], ...]
   small: ModelConfig
-  dtype: str
+  dtype: KVDtype
   gemm: int
   bytes: int
   chunk: int
