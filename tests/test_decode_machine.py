@@ -17,6 +17,7 @@ from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import RowTokens
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.cluster_spec import Reserve
 from mooncake_jax.events import Finished
 from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.run import Run
@@ -37,7 +38,7 @@ def pages_for(num_tokens: int) -> int:
 class DecodeMachine(RuleBasedStateMachine):
   """Runs in whatever state, and the pages a naive pool thinks they hold."""
 
-  reserve = 'prompt'
+  reserve: Reserve = 'prompt'
 
   @initialize(capacity=st.integers(8, 12), max_batch=st.integers(1, 3))
   def begin(self, capacity, max_batch):
