@@ -221,11 +221,11 @@ def test_a_session_goes_on_with_its_next_turn(make_cluster):
 
 def test_recorded_events_replay_to_the_same_placements(make_cluster):
   requests = shared_prefix_requests(20, every_s=0.001)
-  conductor = make_conductor(slo=SLO(0.012, 10.0))
+  conductor = make_conductor(slo=SLO(0.008, 10.0))
   _, journal = serve(requests, conductor, make_cluster())
   made = [e.decision for e in journal if isinstance(e, Decision)]
   assert any(isinstance(d, Rejection) for d in made)
-  again = make_conductor(slo=SLO(0.012, 10.0))
+  again = make_conductor(slo=SLO(0.008, 10.0))
   assert replay(journal, requests, again) == made
 
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lifecycle import close
 from lifecycle import COSTS
 from lifecycle import LAYERS
 from lifecycle import LOOSE
 from lifecycle import make_conductor
+from lifecycle import make_device
 from lifecycle import make_request
 from lifecycle import make_virtual
 from lifecycle import MODEL
@@ -368,3 +370,29 @@ def test_asking_changes_no_placement(asks):
     ask(conductor, 3.6)  # and this has come
     told.append(conductor.place(make_request('b', prompt(9)), 3.55))
   assert told[0] == told[1]
+
+
+@pytest.mark.parametrize('make', [make_virtual, make_device])
+def test_what_a_run_before_it_computes_is_not_computed_again(make):
+  """Both leave the queue before the first has computed anything."""
+  cluster = make(SPEC)
+  try:
+    submit(cluster, 'a', prompt(1))
+    submit(cluster, 'other', prompt(3))
+    submit(cluster, 'b', prompt(1), local_blocks=5)
+    events = run(cluster)
+  finally:
+    if make is make_device:
+      close(cluster)
+  assert fetched(events, 'a').local_tokens == 0
+  assert fetched(events, 'b').local_tokens == 40
+
+
+def test_nobody_waits_for_what_a_run_that_failed_was_to_compute():
+  cluster = make_virtual(SPEC)
+  submit(cluster, 'a', prompt(1))
+  submit(cluster, 'b', prompt(1), local_blocks=5)
+  cluster.cancel('a')
+  events = run(cluster)
+  assert fetched(events, 'b').local_tokens == 0
+  assert any(isinstance(e, Finished) for e in events)

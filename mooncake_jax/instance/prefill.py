@@ -74,6 +74,7 @@ class PrefillInstance:
     self._ready: deque[Run] = deque()
     self._num_started = 0
     self._hopeful: deque[Run] = deque()
+    self._under_way: list[Run] = []  # those that hold pages
     self._num_chunks = 0
 
   def enqueue(self, run: Run, now_s: float) -> Effects:
@@ -99,7 +100,7 @@ class PrefillInstance:
     effects: Effects = []
     while self.queue:
       run = self.queue[0]
-      if run.is_probing:
+      if run.is_probing or self._is_coming(run):
         break
       if not run.decode_pages and not reserve(run):
         break
@@ -111,6 +112,7 @@ class PrefillInstance:
       self.queue.popleft()
       run.prefill_pages = pages
       run.left_queue_s = now_s
+      self._under_way.append(run)
       self._num_started += 1
       run.turn = self._num_started
       effects += self._fetch(run, now_s)
@@ -196,6 +198,7 @@ class PrefillInstance:
       pages, effects = self.store.give_back(run, now_s)
     self.pool.release(pages)
     run.prefill_pages = ()
+    self._under_way.remove(run)
     return True, effects
 
   def check(self) -> None:
@@ -230,6 +233,10 @@ class PrefillInstance:
     return 1 if alone else self._stages + 1
 
   # The prefix.
+
+  def _is_coming(self, run: Run) -> bool:
+    """Whether more of its prefix is about to be stored."""
+    return self.store is not None and self.store.is_coming(run, self._under_way)
 
   def _fetch(self, run: Run, now_s: float) -> Effects:
     """Reads the prefix, as far as it is at hand, then begins, or behind it."""

@@ -10,6 +10,7 @@ A read that brings less than it should is tried once more from what other
 replicas there are; what is still missing then is recomputed.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import takewhile
 
@@ -82,6 +83,21 @@ class InstanceStore:
     effects = self.sharing.on_probe(work, keys, completion, now_s)
     self.client.lease(keys, now_s)
     return effects
+
+  def is_coming(self, run: Run, others: Iterable[Run]) -> bool:
+    """Whether one of the others brings what the run's plan still lacks here.
+
+    What is read is what is there when a run leaves the queue, which may be long
+    before its turn; what the others are to compute would be computed again.
+    """
+    plan = run.request.block_keys[: run.placement.local_blocks]
+    at_hand = self.client.num_at(self.name, plan)
+    lacks = plan[at_hand : at_hand + 1]
+    return bool(lacks) and any(
+      other.request.block_keys[at_hand : at_hand + 1] == lacks
+      for other in others
+      if not other.ended
+    )
 
   def fetch(self, run: Run, now_s: float) -> Effects:
     """Starts reading what the run's pages lack; nothing if that is nothing."""
