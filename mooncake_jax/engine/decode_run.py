@@ -70,9 +70,11 @@ class DecodeRun:
     self._model = model
     self._started_s = task.now_s()
     self._state = model.batch(rows)
-    self._num_left = min(task.max_steps, *(row.remaining for row in rows))
+    self._fewest = min(row.remaining for row in rows)
+    self._num_left = min(task.max_steps, self._fewest)
     self._open_rows = list(enumerate(rows))
     self._num_read = 0
+    self._stops = frozenset().union(*(row.stop_token_ids for row in rows))
     self._unread: deque[jax.Array] = deque()
     first = [row.position // model.pool.page_tokens for row in rows]
     self.writes = {p for row, i in zip(rows, first) for p in row.pages[i:]}
@@ -133,6 +135,8 @@ class DecodeRun:
   def _end(self, tokens: list[int]) -> None:
     """Ends rows that these were the last tokens of; then no step follows."""
     num_rows, num_read = len(self._open_rows), self._num_read
+    if num_read < self._fewest and self._stops.isdisjoint(tokens):
+      return
     self._open_rows = [
       (i, row)
       for i, row in self._open_rows

@@ -30,10 +30,11 @@ CASES: tuple[Case, ...] = tuple(
   if batch * context <= 65536  # 3 GiB of KVCache
 )
 PEERED: tuple[Case, ...] = ((1, 512), (8, 512))
-PEER = 'transformers'
+# Our throughput of theirs that is asked for, by rows.
+PEERS = {'transformers': {1: 2.0, 8: 2.0}, 'vllm': {1: 1.3, 8: 1.0}}
 STEPS = 8  # a turn
 READS = 8
-SHARE, AHEAD = 0.6, 2.0
+SHARE = 0.6
 
 
 def decode(quick: bool) -> list[Row]:
@@ -69,10 +70,10 @@ def _start(
   own = {'threads': threads, 'cases': cases}
   program = ours('scripts.benches.decode_turns', own)
   programs = {'ours': stack.enter_context(program)}
-  if interpreter(PEER):
-    about = {'threads': threads, 'config': CONFIG.to_hf()}
-    program = peer(PEER, f'{PEER}_turns.py', about)
-    programs[PEER] = stack.enter_context(program)
+  about = {'threads': threads, 'config': CONFIG.to_hf()}
+  for name in filter(interpreter, PEERS):
+    program = peer(name, f'{name}_turns.py', about)
+    programs[name] = stack.enter_context(program)
   return programs
 
 
@@ -98,39 +99,44 @@ def throughput_rows(
   rows = [Row(f'{name}.read_bytes_per_s', peak, 'B/s', clock)]
   for (who, case), seconds in best.items():
     if who == 'ours' and case is not None:
-      theirs = best.get((PEER, case))
-      rows += _case_rows(name, case, seconds, peak, theirs, names)
+      rows += _case_rows(name, case, seconds, peak)
+      if case in PEERED:
+        for other in PEERS:
+          theirs = best.get((other, case))
+          about = names.get(other, 'not installed: make peers')
+          rows += _peer_rows(name, case, seconds, other, theirs, about)
   return rows
 
 
-def _case_rows(
-  name: str,
-  case: Case,
-  seconds: float,
-  peak: float,
-  theirs: float | None,
-  names: dict[str, str],
-) -> list[Row]:
+def _case_rows(name: str, case: Case, seconds: float, peak: float) -> list[Row]:
   batch, context = case
   name = f'{name}.{batch}x{context}'
   share = step_bytes(case) / seconds / peak
   own = 'read_bytes_per_s of these turns'
   target = SHARE if case == (1, 512) else None
-  rows = [
+  return [
     Row(f'{name}.tokens_per_s', batch / seconds, 'tokens/s'),
     Row(f'{name}.bandwidth_share', share, 'ratio', own, target=target),
   ]
-  if case not in PEERED:
-    return rows
+
+
+def _peer_rows(
+  name: str,
+  case: Case,
+  seconds: float,
+  other: str,
+  theirs: float | None,
+  about: str,
+) -> list[Row]:
+  batch, context = case
+  name = f'{name}.{batch}x{context}'
   if theirs is None:
-    why = 'not installed: make peers'
-    return [*rows, Row(f'{name}.of_{PEER}', None, 'ratio', why)]
-  speed = batch / theirs
+    return [Row(f'{name}.of_{other}', None, 'ratio', about)]
   what = 'our throughput, of theirs in these turns'
+  ratio, target = theirs / seconds, PEERS[other][batch]
   return [
-    *rows,
-    Row(f'{name}.{PEER}.tokens_per_s', speed, 'tokens/s', names[PEER]),
-    Row(f'{name}.of_{PEER}', theirs / seconds, 'ratio', what, target=AHEAD),
+    Row(f'{name}.{other}.tokens_per_s', batch / theirs, 'tokens/s', about),
+    Row(f'{name}.of_{other}', ratio, 'ratio', what, target=target),
   ]
 
 
