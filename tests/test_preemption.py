@@ -307,3 +307,26 @@ def test_the_youngest_makes_way_for_an_older_one_that_waits_for_its_row():
   assert [e.request_id for e in preemptions(events)] == ['b']
   ends = [e.request_id for e in events if isinstance(e, Finished)]
   assert ends == ['a', 'b']
+
+
+@pytest.mark.parametrize('nth', [1, 2])
+def test_a_cancel_right_after_a_preemption(make_cluster, nth):
+  """The nth preempted goes; all others put out what they would alone."""
+  requests = shared_prefix_requests(6, 16, 5, output=40)
+  cluster, gone = make_cluster(TIGHT), []
+
+  def cancel(event):
+    cluster.check()
+    if isinstance(event, Preempted):
+      gone.append(event.request_id)
+      if len(gone) == nth:
+        cluster.cancel(event.request_id)
+
+  conductor = make_conductor(TIGHT)
+  records, _ = serve(requests, conductor, cluster, on_event=cancel)
+  outcomes = {r.request_id: r.outcome for r in records}
+  assert outcomes.pop(gone[nth - 1]) == 'cancelled'
+  assert set(outcomes.values()) == {'completed'}
+  assert cluster.idle
+  conductor.view.check()
+  assert not len(conductor.view.placed)
