@@ -53,6 +53,7 @@ class DecodeMachine(RuleBasedStateMachine):
     self.coming: list[Run] = []  # hold pages; their KVCache is under way
     self.here: list[Run] = []  # joined
     self.leaving: list[Run] = []  # preempted or cancelled, still read
+    self.owed: list[Run] = []  # preempted and not back yet
     self.read: dict[Run, tuple[int, ...]] = {}
     self.batch: DecodeBatch | None = None
 
@@ -67,7 +68,7 @@ class DecodeMachine(RuleBasedStateMachine):
     if self.reserve == 'prompt':
       need = min(need, pages_for(prompt + 1))
       spare = len(self.holders)
-    fits = need + spare <= self.instance.pool.num_free
+    fits = need + spare <= self.instance.pool.num_free and not self.owed
     assert self.instance.reserve(run) == fits
     assert len(run.decode_pages) == need * fits
     if fits:
@@ -110,6 +111,32 @@ class DecodeMachine(RuleBasedStateMachine):
   def finish(self, data):
     """What read the pages of one that left has ended."""
     self._read(self._take(data, self.leaving))
+
+  @precondition(lambda self: self.owed)
+  @rule(data=st.data())
+  def resume(self, data):
+    """One that was preempted comes before all that are new."""
+    leg = data.draw(st.sampled_from(self.owed))
+    if any(run.key == leg.key for run in self.leaving):
+      return  # its pages are still read
+    need = pages_for(min(leg.num_tokens, leg.request.num_prompt_tokens + 1))
+    fits = need + len(self.holders) <= self.instance.pool.num_free
+    assert self.instance.reserve(leg) == fits
+    if fits:
+      self.owed.remove(leg)
+      self.coming.append(leg)
+
+  @precondition(lambda self: self.owed)
+  @rule(data=st.data())
+  def cancel_preempted(self, data):
+    """It frees nothing, but others may come in its place."""
+    leg = data.draw(st.sampled_from(self.owed))
+    if any(run.key == leg.key for run in self.leaving):
+      return
+    self.owed.remove(leg)
+    leg.state = 'ended'
+    self._apply(self.instance.leave(leg))
+    assert self.instance.release(leg)
 
   # What must hold.
 
@@ -213,6 +240,7 @@ class DecodeMachine(RuleBasedStateMachine):
     self._apply(self.instance.leave(run))
     run.decode_uses += 1
     self.leaving.append(run)
+    self.owed.append(run.next_leg(PAGE_TOKENS))
     self.read[run] = run.decode_pages
 
   def _read(self, run):

@@ -70,6 +70,8 @@ class DecodeInstance:
     self._grows = reserve == 'prompt'
     # Who holds pages, whatever it does.
     self._holders: dict[RunKey, Run] = {}
+    # Preempted and not yet back: nobody new is let in before them.
+    self._owed: set[RunKey] = set()
     self._rows: dict[RunKey, Run] = {}
     self._joining: dict[RunKey, Run] = {}
     # Accepted after prefill; their KVCache is under way.
@@ -80,8 +82,11 @@ class DecodeInstance:
   def reserve(self, run: Run) -> bool:
     """Holds the pages that it needs to begin; False if too few are free.
 
-    Where runs grow, those that are here are left a page each to do so.
+    Where runs grow, those that are here are left a page each to do so, and who
+    was preempted comes first.
     """
+    if self._owed and not run.num_before:
+      return False
     num_tokens = run.num_tokens
     spare = 0
     if self._grows:
@@ -93,6 +98,7 @@ class DecodeInstance:
       return False
     run.decode_pages = pages
     self._holders[run.key] = run
+    self._owed.discard(run.key)
     return True
 
   def accepts(self, run: Run) -> bool:
@@ -163,14 +169,23 @@ class DecodeInstance:
     """Takes a run that ended or was preempted out of the batch."""
     self._joining.pop(run.key, None)
     self._accepted.pop(run.key, None)
+    if run.state == 'preempted':
+      self._owed.add(run.key)
     if self._rows.pop(run.key, None) and self._work is not None:
       return [Stop(self._work)]
     return []
 
   def release(self, run: Run) -> bool:
-    """Frees the run's decode pages once no work uses them."""
+    """Frees the run's decode pages once no work uses them.
+
+    Returns:
+      Whether others may be let in now that were not before.
+    """
+    was_owed = run.ended and run.key in self._owed
+    if was_owed:
+      self._owed.remove(run.key)
     if not run.has_left or run.decode_uses or not run.decode_pages:
-      return False
+      return was_owed
     self.pool.release(run.decode_pages)
     run.decode_pages = ()
     del self._holders[run.key]

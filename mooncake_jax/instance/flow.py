@@ -62,6 +62,7 @@ class Flow:
     self.decode = decode
     self._works = Works(spec, backend)
     self._held_back: dict[str, set[str]] = {}
+    self._woken: set[str] = set()
     self._events: list[Event] = []
     self.runs: dict[RunKey, Run] = {}
     # Decode instances to be looked at when all else of this turn is done.
@@ -363,11 +364,16 @@ class Flow:
         lambda run: self._reserve(name, run), self._backend.now_s()
       )
     )
+    woken, self._woken = self._woken, set()
+    for other in sorted(woken & self.prefill.keys()):
+      self._start_next(other)
 
   def _reserve(self, name: str, run: Run) -> bool:
     """Reserves decode pages, or notes that prefill `name` waits for some."""
     decode = run.placement.decode
     if self.decode[decode].reserve(run):
+      if run.num_before:  # newcomers had to wait for it
+        self._woken |= self._held_back.pop(decode, set())
       return True
     self._held_back.setdefault(decode, set()).add(name)
     return False
