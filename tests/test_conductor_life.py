@@ -21,6 +21,7 @@ from mooncake_jax.conductor.decode_horizon import DecodeHorizon
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.telemetry import Telemetry
 from mooncake_jax.conductor.work_costs import belief_of
+from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Failed
 from mooncake_jax.events import InstanceJoined
 from mooncake_jax.events import InstanceLost
@@ -262,12 +263,17 @@ def test_an_explanation_is_the_decision_and_why():
   conductor = make_conductor(policy='cost_based')
   for i in range(3):
     conductor.place(ask('a' * (i + 1), 40), 0.0)
+  for name in SPEC.prefill_names:
+    keys = ask('b', 60).block_keys[:3]
+    conductor.observe(BlocksStored(0.0, name, keys))
   told = conductor.explain(ask('b', 60), 0.001)
   placed = conductor.place(ask('b', 60), 0.001)
   assert told.decision == placed and isinstance(placed, Placement)
   chosen = [c for c in told.prefill if c.verdict == 'chosen']
   assert [c.instance for c in chosen] == [placed.prefill]
   assert chosen[0].ttft_s == pytest.approx(placed.ttft_s)
+  tiers = (chosen[0].device_blocks, chosen[0].host_blocks, chosen[0].ssd_blocks)
+  assert tiers == (0, placed.local_blocks, 0)
   assert chosen[0].score == min(c.score for c in told.prefill)
   assert [d.instance for d in told.decode if d.verdict == 'chosen'] == [
     placed.decode

@@ -25,8 +25,9 @@ def question(
   Args:
     able_I: who may take it.
   """
-  usable_I = np.zeros(len(view.fleet.names), np.int64)
-  slow_I = fast_I = usable_I  # both nothing where there are no tiers
+  size = len(view.fleet.names)
+  usable_I = np.zeros(size, np.int64)
+  slow_I, fast_I = np.zeros(size, np.int64), np.zeros(size, np.int64)
   holders, remote_blocks, tiers = [], 0, False
   if view.reuse:
     reusable = view.layout.reusable_blocks(request.num_prompt_tokens)
@@ -35,13 +36,7 @@ def question(
       rows = view.rows(mask)
       usable_I[rows] = usable
       if slow or fast:
-        if not tiers:
-          slow_I, fast_I, tiers = (
-            np.zeros_like(usable_I),
-            np.zeros_like(usable_I),
-            True,
-          )
-        slow_I[rows], fast_I[rows] = slow, fast
+        slow_I[rows], fast_I[rows], tiers = slow, fast, True
     for blocks, mask in matches.sources():
       rows = view.rows(mask)
       if len(rows):
