@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Runs benchmarks; the exit status is 1 while a target is missed.
 
-python scripts/bench.py prefill cpp decode mixed soak store transfer \
-  overlap streaming master hits index conductor [--quick] \
+python scripts/bench.py prefill cpp decode mixed soak colocated store \
+  transfer overlap streaming master hits index conductor [--quick] \
   [--json FILE] [--plot FILE.svg]
 """
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+from scripts.benches.colocated import colocated
 from scripts.benches.conductor import conductor
 from scripts.benches.cpp import cpp
 from scripts.benches.decode import decode
@@ -26,6 +27,7 @@ from scripts.benches.transfer import transfer
 BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'cpp': cpp,
+  'colocated': colocated,
   'decode': decode,
   'mixed': mixed,
   'soak': soak,
