@@ -85,7 +85,7 @@ def test_a_cancelled_decode_ends_at_the_next_step_boundary(share):
 def test_transfers_of_a_link_share_it_and_others_do_not():
   backend = VirtualBackend(COSTS, LAYERS)
   op = TransferOp(DevicePages('p', (1,)), DevicePages('d', (1,)), 0, 2, 10**6)
-  other = replace(op, src=DevicePages('q', (1,)))
+  other = op._replace(src=DevicePages('q', (1,)))
   for ops in ((op,), (op,), (other,)):
     backend.transfer(ops, 1, 100.0)
   times = sorted(c.time_s for c in _drain(backend))
@@ -112,7 +112,7 @@ def test_reading_what_was_dropped_fails():
   read = TransferOp(replica, DevicePages('p', (2,)), 0, 2, 10)
   backend.transfer((write,), 2, 9.0)
   assert _drain(backend)[0].status == 'completed'
-  backend.transfer((read, replace(read, start_layer=2, stop_layer=3)), 0, 9.0)
+  backend.transfer((read, read._replace(start_layer=2, stop_layer=3)), 0, 9.0)
   assert _drain(backend)[0].op_status == ('completed', 'failed')
   backend.drop((replica,))
   backend.transfer((read,), 0, 9.0)
