@@ -311,6 +311,19 @@ def test_instances_that_differ_are_believed_to():
   assert {p.decode for p in placed if isinstance(p, Placement)} == {'decode1'}
 
 
+def test_of_a_length_that_nobody_knows_the_limit_and_the_prior_are_used():
+  """A life of 20 tokens whatever more is allowed; room for all of it."""
+  conductor = make_conductor(prior_output_tokens=20)
+
+  def seen(output):
+    (candidate, *_) = conductor.explain(ask('r', 60, output), 0.0).decode
+    return candidate.mean_step_s, candidate.verdict != 'never fits'
+
+  assert seen(20) == seen(60) == seen(400) == (seen(20)[0], True)
+  assert seen(5)[0] < seen(20)[0]
+  assert seen(500) == (seen(20)[0], False)
+
+
 def test_the_horizon_counts_who_decodes():
   horizon = DecodeHorizon()
   for name, first_s in (('a', 1.0), ('b', 2.0), ('c', 5.0)):
