@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -21,6 +22,8 @@ from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
+from mooncake_jax.engine.decode_run import DecodeRun
+from mooncake_jax.engine.decode_run import DecodeTask
 from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.request import Sampling
 
@@ -232,6 +235,27 @@ def test_serving_compiles_nothing_after_warmup(desk):
   )
   desk.end_of(desk.backend.decode('a', DecodeBatch(tuple(rows)), 4))
   assert desk.backend.compiled_programs() == programs
+
+
+def test_a_step_is_dispatched_before_the_last_ones_tokens_are_read(
+  desk, monkeypatch
+):
+  model = desk.backend.instances['c'].stages[0].desk.model
+  order, step = [], model.step
+
+  def recorded(state):
+    order.append('dispatch')
+    return step(state)
+
+  monkeypatch.setattr(model, 'step', recorded)
+  batch = DecodeBatch((decode_row('r', 1, 0, (1, 2), 4),))
+  read = lambda _: order.append('read')  # noqa: E731
+  with jax.set_mesh(model.pool.mesh):  # its owner has nothing to do
+    run = DecodeRun(DecodeTask(0, batch, 4, time.perf_counter, read), model)
+    while run.advance():
+      pass
+  ahead = ['dispatch', 'read'] * 3
+  assert order == ['dispatch', *ahead, 'read']
 
 
 def test_a_transfer_reads_pages_after_the_chunks_begun_before_it(desk):
