@@ -29,6 +29,7 @@ from mooncake_jax.conductor.advice import DropCopies
 from mooncake_jax.conductor.advice import Replicate
 from mooncake_jax.conductor.advice import SetRole
 from mooncake_jax.conductor.conductor import Conductor
+from mooncake_jax.conductor.explain import Explanation
 from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
@@ -45,7 +46,8 @@ from mooncake_jax.request import RequestRecord
 class Decision:
   """The Conductor was asked about a request at `now_s`.
 
-  `avoid` names the instances that failed earlier tries of it.
+  `avoid` names the instances that failed earlier tries of it; `why` is kept
+  where `ConductorSpec.keep_explanations` asks for it.
   """
 
   now_s: float
@@ -53,6 +55,7 @@ class Decision:
   decision: Placement | Rejection
   attempt: int = 0
   avoid: tuple[str, ...] = ()
+  why: Explanation | None = None
 
 
 # The last events of a try.
@@ -169,9 +172,10 @@ class Retries:
     if attempt >= self._conductor.spec.max_attempts or now_s >= deadline_s:
       return False
     avoid = (*failed, event.instance)
-    decision = self._conductor.place(request, now_s, attempt, frozenset(avoid))
     name = request.request_id
-    self._journal.append(Decision(now_s, name, decision, attempt, avoid))
+    decision = _ask(
+      self._conductor, self._journal, request, now_s, attempt, avoid
+    )
     if isinstance(decision, Rejection):
       return False
     self._book.decided(request, decision, now_s)
@@ -219,10 +223,27 @@ def _arrive(
   if reason := cluster.refusal(request):
     book.refused(request, reason, now_s)
     return False
-  decision = conductor.place(request, now_s)
-  journal.append(Decision(now_s, request.request_id, decision))
+  decision = _ask(conductor, journal, request, now_s)
   book.decided(request, decision, now_s)
   if isinstance(decision, Rejection):
     return False
   cluster.submit(request, decision)
   return True
+
+
+def _ask(
+  conductor: Conductor,
+  journal: Journal,
+  request: Request,
+  now_s: float,
+  attempt: int = 0,
+  avoid: tuple[str, ...] = (),
+) -> Placement | Rejection:
+  """The Conductor's decision, which goes into the journal."""
+  asked = (request, now_s, attempt, frozenset(avoid))
+  keeps = conductor.spec.keep_explanations
+  why = conductor.explain(*asked) if keeps else None
+  decision = conductor.place(*asked)
+  name = request.request_id
+  journal.append(Decision(now_s, name, decision, attempt, avoid, why))
+  return decision

@@ -28,6 +28,8 @@ from mooncake_jax.events import InstanceLost
 from mooncake_jax.events import Inventory
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.metrics.summary import summarize
+from mooncake_jax.report.records import read_journal
+from mooncake_jax.report.records import write_journal
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import TokenSegment
@@ -200,6 +202,26 @@ def test_a_try_that_an_instance_failed_is_made_again_elsewhere(count, outcome):
   assert replay(journal, requests, make_conductor()) == [
     t.decision for t in tries
   ]
+
+
+def test_the_journal_keeps_why_on_demand_and_changes_nothing(tmp_path):
+  requests = [ask(f'r{i}', 10 + i) for i in range(4)]
+  journals = []
+  for keeps in (False, True):
+    conductor = make_conductor(keep_explanations=keeps)
+    cluster = simulated(spoil=_spoils(1))
+    journals.append(serve(requests, conductor, cluster)[1])
+  plain, kept = journals
+  assert plain == [
+    replace(e, why=None) if isinstance(e, Decision) else e for e in kept
+  ]
+  tries = [e for e in kept if isinstance(e, Decision)]
+  assert [t.attempt for t in tries] == [0, 0, 0, 0, 1]
+  assert all(t.why and t.why.decision == t.decision for t in tries)
+  verdicts = {c.instance: c.verdict for c in tries[-1].why.prefill}  # pyright: ignore
+  assert verdicts[tries[-1].avoid[0]] == 'failed an earlier try'
+  write_journal(tmp_path / 'events.jsonl', kept)
+  assert read_journal(tmp_path / 'events.jsonl') == kept
 
 
 def test_late_events_of_an_old_try_change_nothing():

@@ -93,7 +93,13 @@ class Conductor:
     self._line.send(event)
     self._hear(event.time_s)
 
-  def explain(self, request: Request, now_s: float) -> Explanation:
+  def explain(
+    self,
+    request: Request,
+    now_s: float,
+    attempt: int = 0,
+    avoid: frozenset[str] = frozenset(),
+  ) -> Explanation:
     """The table that `place` would decide from now; changes nothing.
 
     Where the view is behind `now_s` a copy is brought to it: a journal has no
@@ -103,7 +109,8 @@ class Conductor:
     if self._behind(request, now_s):
       seen = copy.deepcopy(self)
       seen._catch_up(request, now_s)
-    return explain(seen.view, self.spec, self.slo, request, now_s)
+    asked = Try(request, attempt, avoid)
+    return explain(seen.view, self.spec, self.slo, asked, now_s)
 
   def advise(self, now_s: float) -> list[Advice]:
     """Copies and roles to change, as `spec` wants; taken to be carried out.

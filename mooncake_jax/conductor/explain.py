@@ -19,8 +19,9 @@ from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.view import View
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
-from mooncake_jax.request import Request
 from mooncake_jax.slo import SLO
+
+FAILED_BEFORE = 'failed an earlier try'
 
 
 @dataclass(frozen=True)
@@ -88,25 +89,25 @@ class Explanation:
 
 
 def explain(
-  view: View, rules: ConductorSpec, slo: SLO, request: Request, now_s: float
+  view: View, rules: ConductorSpec, slo: SLO, asked: Try, now_s: float
 ) -> Explanation:
   """What would be decided now, and why; changes nothing."""
-  decision = decide(view, rules, slo, Try(request), now_s)
-  prefill = tuple(_prefill(view, rules, request, now_s, decision))
-  until_s = decision.ttft_s
+  decision = decide(view, rules, slo, asked, now_s)
   return Explanation(
-    decision, prefill, tuple(_decode(view, request, until_s, decision))
+    decision,
+    tuple(_prefill(view, rules, asked, now_s, decision)),
+    tuple(_decode(view, asked, decision)),
   )
 
 
 def _prefill(
   view: View,
   rules: ConductorSpec,
-  request: Request,
+  asked: Try,
   now_s: float,
   decision: Placement | Rejection,
 ) -> Iterator[PrefillCandidate]:
-  ask = question(view, rules, request, now_s, view.prefill.accepts_I)
+  ask = question(view, rules, asked.request, now_s, view.prefill.accepts_I)
   plans = POLICIES[rules.policy](ask)
   local_I, score_I = ask.local_blocks_I, least_score(plans)
   least = ask.least(score_I)
@@ -115,7 +116,9 @@ def _prefill(
     fetch_blocks, terms = best.fetch_blocks(i), ask.price(best).at(i)
     score = float(score_I[i])
     better = 'closed' if not view.prefill.accepts_I[i] else 'drawn against'
-    if view.prefill.accepts_I[i] and score > least:
+    if view.prefill.accepts_I[i] and name in asked.avoid:
+      better = FAILED_BEFORE
+    elif view.prefill.accepts_I[i] and score > least:
       better = f'{score - least:.4g} worse'
     yield PrefillCandidate(
       name,
@@ -135,24 +138,22 @@ def _prefill(
 
 
 def _decode(
-  view: View,
-  request: Request,
-  until_s: float,
-  decision: Placement | Rejection,
+  view: View, asked: Try, decision: Placement | Rejection
 ) -> Iterator[DecodeCandidate]:
-  loads = view.decode
+  loads, request = view.decode, asked.request
   seen = decode_view(
     loads,
     request.num_prompt_tokens,
     request.max_output_tokens,
     view.lengths.mean,
-    until_s,
+    decision.ttft_s,
     view.step_error.factor_I,
   )
   fits_I = seen.fits_I
   for i, name in enumerate(loads.names):
     why = 'slower' if seen.has_room_I[i] else 'no room now'
     why = why if fits_I[i] else 'never fits'
+    why = FAILED_BEFORE if name in asked.avoid else why
     why = why if loads.accepts_I[i] else 'closed'
     yield DecodeCandidate(
       name,
@@ -160,9 +161,7 @@ def _decode(
       int(loads.context_tokens_I[i]),
       int(loads.free_tokens_I[i]),
       float(seen.mean_step_s_I[i]),
-      _verdict(
-        decision, 'decode', name, why if loads.accepts_I[i] else 'closed'
-      ),
+      _verdict(decision, 'decode', name, why),
     )
 
 

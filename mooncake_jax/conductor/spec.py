@@ -30,6 +30,8 @@ class ConductorSpec:
     max_attempts: tries of one request, where an instance fails it.
     replication: copies of hot prefixes made ahead; None: none.
     roles: changes of instances' roles; None: none.
+    keep_explanations: whether the journal has beside each decision the tables
+      that it was taken from (`explain.py`); takes a few times as long.
     telemetry: what lies between events and beliefs.
     seed: of the draws among equals.
   """
@@ -46,6 +48,7 @@ class ConductorSpec:
   max_attempts: int = 3
   replication: Replication | None = None
   roles: RoleRules | None = None
+  keep_explanations: bool = False
   telemetry: Telemetry = Telemetry()
   seed: int = 0
 
