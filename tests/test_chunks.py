@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunk sizes and pipelines, against brute force and closed forms."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -79,6 +81,19 @@ def test_a_dynamic_chunk_is_the_largest_that_takes_no_longer(
   args = (prefix_tokens, chunk_tokens, quantum)
   assert dynamic_chunk_tokens(Opaque(costs), *args) == want  # pyright: ignore
   assert dynamic_chunk_tokens(costs, *args) == want
+
+
+def test_where_chunks_cost_nothing_they_are_as_large_as_can_be():
+  free = polynomial(
+    prefill_base_s=0.0,
+    prefill_s_per_prefix_token=0.0,
+    prefill_s_per_token=0.0,
+    prefill_s_per_token_squared=0.0,
+  )
+  assert dynamic_chunk_tokens(free, 0, 7, 2) == 6
+  only_squares = replace(free, prefill_s_per_token_squared=1e-8)
+  assert dynamic_chunk_tokens(only_squares, 0, 8) == 8
+  assert dynamic_chunk_tokens(only_squares, 3, 8) == 5
 
 
 def test_dynamic_chunks_take_equally_long_and_fixed_ones_longer_and_longer():

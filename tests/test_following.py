@@ -243,6 +243,18 @@ def test_what_has_not_begun_is_cancelled_at_once():
 KINDS = st.sampled_from(['chunk p', 'chunk q', 'handoff', 'put', 'fetch'])
 
 
+def test_a_chunk_that_fails_at_the_head_of_a_queue_lets_the_next_go_on():
+  """Its turn came only once something else happened, which may be never."""
+  backend = make()
+  missing = backend.transfer(fetch(0.0), 1, 1.0)
+  first = backend.prefill('q', chunk(), (missing,))
+  second = backend.prefill('q', chunk())
+  ends = drain(backend)
+  assert ends[missing].status == ends[first].status == 'failed'
+  assert ends[second].status == 'completed'
+  assert ends[second].time_s == pytest.approx(CHUNK_S)
+
+
 @hypothesis.settings(max_examples=50)
 @hypothesis.given(
   st.lists(

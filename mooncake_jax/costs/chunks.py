@@ -99,13 +99,15 @@ def _solve(
   t(L, x) = c + gamma * L + (b + 2 * a * L) * x + a * x * x, whose root is
   taken in the form that also holds for a = 0.
   """
+  if costs.prefill_s(most, prefix_tokens) <= seconds:
+    return float(most)
   a = costs.prefill_s_per_token_squared
   slope = costs.prefill_s_per_token + 2 * a * prefix_tokens
   left_s = seconds - costs.prefill_s(0, prefix_tokens)
   if left_s <= 0:
     return 0.0
   divisor = slope + math.sqrt(slope * slope + 4 * a * left_s)
-  return float(most) if divisor * most <= 2 * left_s else 2 * left_s / divisor
+  return min(2 * left_s / divisor, float(most))
 
 
 def _check(

@@ -94,6 +94,7 @@ class Pipeline:
     for i, stage in enumerate(self._stages):
       if chunk in stage.waiting:
         stage.waiting.remove(chunk)
+        self._advance(i)
       elif stage.running is chunk:
         assert stage.due is not None
         self._clock.drop(stage.due)
