@@ -23,7 +23,7 @@ from scripts.benches.turns import Turns
 
 PROMPTS = (512, 2048)  # tokens
 CHUNKS = (128, 256, 512, 1024, 2048)
-QUICK_CHUNKS = (256, 512, 2048)
+QUICK_CHUNKS = (256, 512, 1024, 2048)
 PREFIXES = (0, 1024, 4096)  # tokens before a chunk of ON_PREFIX
 ON_PREFIX = 256
 PEERS = ('transformers', 'vllm')
