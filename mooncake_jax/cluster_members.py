@@ -14,6 +14,7 @@ from typing import Literal
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.blocks.segments import MEDIA
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.cluster_spec import ClusterSpec
@@ -250,14 +251,16 @@ class Members:
         self._flow.apply(dropped(self._master, gone, now_s))
 
   def _source(self, key: BlockKey, name: str, dst: str) -> str | None:
-    """A segment of the instance, other than `dst`, to read the block from."""
+    """The instance's fastest segment but `dst` to read the block from."""
+    there = [replica.segment for replica in self._master.peek(key)]
     segments = [
-      replica.segment
-      for replica in self._master.peek(key)
-      if owner(replica.segment) == name and replica.segment != dst
+      segment
+      for segment in there
+      if owner(segment) == name
+      and segment != dst
+      and medium(segment) != 'device'
     ]
-    # The faster medium has the shorter name.
-    return min((s for s in segments if medium(s) != 'device'), default=None)
+    return min(segments, key=lambda s: MEDIA.index(medium(s)), default=None)
 
   def _close(self, name: str) -> None:
     """Takes its memory out of the store, and tells that it is gone."""

@@ -226,7 +226,6 @@ class ClusterSpec:
         f"streaming={self.streaming!r} 'chunks' or 'prompt': a step takes a "
         'whole chunk'
       )
-
     for prefill, decode in self.partners.items():
       here, there = (self.of(n).tensor_parallel for n in (prefill, decode))
       if here != there:

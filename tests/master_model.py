@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dataclasses import field
 
 from mooncake_jax.backend import Replica
-from mooncake_jax.store.objects import MEDIA
+from mooncake_jax.blocks.segments import MEDIA
 from mooncake_jax.store.objects import Medium
 from mooncake_jax.store.outcomes import CopyTask
 

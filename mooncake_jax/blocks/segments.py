@@ -6,10 +6,12 @@ An instance's pinned host memory bears its name, 'prefill0'; its SSD is
 real Mooncake Store, which no instance owns, is 'mooncake'.
 """
 
+from typing import get_args
 from typing import Literal
 
-# Fastest first.
 Medium = Literal['device', 'host', 'ssd', 'remote']
+# Fastest first: readers take the first that has the block.
+MEDIA: tuple[Medium, ...] = get_args(Medium)
 REMOTE = 'mooncake'
 
 

@@ -108,7 +108,9 @@ def _prefill(
   decision: Placement | Rejection,
 ) -> Iterator[PrefillCandidate]:
   ask = question(view, rules, asked.request, now_s, view.prefill.accepts_I)
-  plans = POLICIES[rules.policy](ask)
+  plans = [
+    plan._replace(found=ask.price(plan)) for plan in POLICIES[rules.policy](ask)
+  ]
   local_I, score_I = ask.local_blocks_I, least_score(plans)
   least = ask.least(score_I)
   for i, name in enumerate(view.prefill.names):

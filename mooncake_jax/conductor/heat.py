@@ -130,8 +130,7 @@ class Heat:
       idle_first: instances that may get a copy, the least busy first.
     """
     self._fill(now_s)
-    self._check_copies(index, idle_first, now_s)
-    cooled = self._cool(index, now_s)
+    cooled = self._cool(self._kept(index, idle_first, now_s), now_s)
     return [*cooled, *self._copy(index, idle_first, now_s)]
 
   def _copy(
@@ -161,13 +160,20 @@ class Heat:
       advice.append(Replicate(keys, holders[0], target))
     return advice
 
-  def _check_copies(
+  def _kept(
     self, index: PrefixIndex, idle_first: list[str], now_s: float
-  ) -> None:
-    """Forgets copies that are gone, or were never made."""
+  ) -> dict[tuple[BlockKey, str], list[str]]:
+    """Forgets copies that are gone, or were never made.
+
+    Returns:
+      Who holds the prefix of each of the others.
+    """
+    kept: dict[tuple[BlockKey, str], list[str]] = {}
     for (tip, name), copy in list(self._copies.items()):
-      if name in _holders(index, copy.keys):
+      holders = _holders(index, copy.keys)
+      if name in holders:
         copy.was_there = True
+        kept[tip, name] = holders
         continue
       late = now_s - copy.advised_s > self._rules.copy_timeout_s
       if late and not copy.was_there:
@@ -175,14 +181,18 @@ class Heat:
         self._save_up((len(copy.keys) - there) * self._block_bytes)
       if late or copy.was_there or name not in idle_first:
         del self._copies[tip, name]
+      else:
+        kept[tip, name] = holders
+    return kept
 
-  def _cool(self, index: PrefixIndex, now_s: float) -> list[Advice]:
+  def _cool(
+    self, kept: dict[tuple[BlockKey, str], list[str]], now_s: float
+  ) -> list[Advice]:
     advice: list[Advice] = []
-    for (tip, name), copy in list(self._copies.items()):
-      holders = _holders(index, copy.keys)
+    for (tip, name), holders in kept.items():
       copies = max(len(holders), 1)
       if self.per_s(tip, now_s) < self._rules.cool_per_s * copies:
-        del self._copies[tip, name]
+        copy = self._copies.pop((tip, name))
         if name in holders and len(holders) > 1:
           advice.append(DropCopies(copy.keys, name))
     return advice

@@ -322,11 +322,9 @@ def _turns(bundles: Iterable[Bundle]) -> Iterator[list[Bundle]]:
 
 def _way(bundle: Bundle) -> tuple[int, str, str, int, int]:
   """What blocks that are copied in one turn have in common."""
-  op, layers = (
-    bundle[0].op,
-    (bundle[0].op.start_layer, bundle[-1].op.stop_layer),
-  )
-  return id(bundle[0].work), _place(op.src), _place(op.dst), *layers
+  first, last = bundle[0].op, bundle[-1].op
+  ends = _place(first.src), _place(first.dst)
+  return id(bundle[0].work), *ends, first.start_layer, last.stop_layer
 
 
 def _place(side: DevicePages | Replica) -> str:

@@ -140,12 +140,14 @@ class Flow:
     of the second.
     """
     self._depth += 1
-    yield
-    while self._depth == 1 and self._stirred:
-      name = next(iter(self._stirred))
-      del self._stirred[name]
-      self._go_on(self.decode[name])
-    self._depth -= 1
+    try:
+      yield
+      while self._depth == 1 and self._stirred:
+        name = next(iter(self._stirred))
+        del self._stirred[name]
+        self._go_on(self.decode[name])
+    finally:
+      self._depth -= 1
 
   def complete(self, completion: Completion) -> None:
     """Moves on what waited for a work that ended or made progress."""

@@ -40,6 +40,11 @@ class Decoding:
     late = (time_s - self.first_s) / self.interval_s - 1e-9
     return min(1 + math.ceil(late), self.num_steps)
 
+  def cut_short(self, time_s: float) -> bool:
+    """Ends it at that boundary; whether this is sooner than it would."""
+    before, self.num_steps = self.num_steps, self.steps_by(time_s)
+    return self.num_steps < before
+
   def completion(self) -> Completion:
     """What it emitted by its end."""
     segment = TokenSegment(self.first_s, self.interval_s, self.num_steps)

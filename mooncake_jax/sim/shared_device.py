@@ -177,9 +177,7 @@ class SharedDevice:
     steps = self._steps
     if steps is None:
       return
-    num_steps = steps.steps_by(self._clock.now_s)
-    if num_steps < steps.num_steps:
-      steps.num_steps = num_steps
+    if steps.cut_short(self._clock.now_s):
       assert self._due is not None
       self._clock.drop(self._due)
       self._due = self._clock.at(steps.end_s, self._over)

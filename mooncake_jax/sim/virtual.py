@@ -76,17 +76,16 @@ class VirtualBackend:
     self._spoil = spoil
     self._ids = itertools.count()
     self._clock = Clock()
-    self._partners = dict(partners or {})
+    partners = dict(partners or {})
     self._links = Links(
-      self._costs_of, self._clock, self._settled, self._over, self._partners
+      self._costs_of, self._clock, self._settled, self._over, partners
     )
     self._pipelines: dict[str, Pipeline | SharedDevice] = {}
-    # By both names of a pair.
+    # By the decode instance's name.
     self._shared: dict[str, SharedDevice] = {}
-    for pair in self._partners.items():
-      device = self._shared_device(pair[1])
-      self._shared |= dict.fromkeys(pair, device)
-      self._pipelines[pair[0]] = device
+    for prefill, decode in partners.items():
+      self._shared[decode] = self._shared_device(decode)
+      self._pipelines[prefill] = self._shared[decode]
     self._works: dict[WorkId, SimWork] = {}
     self._decoding: dict[WorkId, Decoding] = {}
     self._done: list[Completion] = []
@@ -371,9 +370,7 @@ class VirtualBackend:
 
   def _cut_short(self, work: Decoding) -> None:
     """Ends a decode work at the next step boundary."""
-    num_steps = work.steps_by(self.now_s())
-    if num_steps < work.num_steps:
-      work.num_steps = num_steps
+    if work.cut_short(self.now_s()):
       assert work.due is not None
       self._clock.drop(work.due)
       work.due = self._clock.at(work.end_s, self._decoded, work)

@@ -3,8 +3,8 @@
 
 from collections.abc import Iterable
 import math
-from typing import get_args
 
+from mooncake_jax.blocks.segments import MEDIA
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.eviction import Policy
@@ -49,8 +49,8 @@ class Mounts(Tasks):
       raise ValueError(f'{segment=} is mounted already')
     if capacity_bytes < 0:
       raise ValueError(f'{segment=}: {capacity_bytes=} must be >= 0')
-    if medium not in get_args(Medium):
-      raise ValueError(f'{segment=}: {medium=} must be in {get_args(Medium)}')
+    if medium not in MEDIA:
+      raise ValueError(f'{segment=}: {medium=} must be in {MEDIA}')
     below = self._segment(lower) if lower is not None else None
     if below is not None and below.draining:
       raise ValueError(f'{segment=}: {lower=} is leaving')

@@ -8,10 +8,10 @@ one a segment and nearly always one, so it needs neither dict nor tuple.
 from collections.abc import Iterator
 from dataclasses import dataclass
 import math
-from typing import get_args
 from typing import Optional
 
 from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import MEDIA
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.queue import EvictionQueue
@@ -26,8 +26,6 @@ CONDEMNED = 4  # complete, and no lower tier would take it
 # Before every clock's start: no lease, no pin.
 NEVER_S = -1e18
 
-# Fastest first: readers take the first that has the block.
-MEDIA: tuple[Medium, ...] = get_args(Medium)
 LOAD_HALF_LIFE_S = 10.0
 
 
