@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strictness that is free, 8 simulated devices, and where the traces lie."""
 
+from contextlib import ExitStack
 import os
 from pathlib import Path
 
@@ -20,6 +21,23 @@ jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
 def root() -> Path:
   """The repository's top folder."""
   return ROOT
+
+
+@pytest.fixture(params=['virtual', 'device'])
+def make_cluster(request):
+  """Makes clusters on one backend; closes them."""
+  import lifecycle  # once jax is configured
+
+  with ExitStack() as stack:
+
+    def make(spec=lifecycle.SPEC):
+      if request.param == 'virtual':
+        return lifecycle.make_virtual(spec)
+      cluster = lifecycle.make_device(spec)
+      stack.callback(lifecycle.close, cluster)
+      return cluster
+
+    yield make
 
 
 @pytest.fixture(scope='session')

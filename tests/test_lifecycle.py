@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of requests, in virtual time and on devices alike."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -21,22 +20,6 @@ from mooncake_jax.serve import Decision
 from mooncake_jax.serve import replay
 from mooncake_jax.serve import serve
 from mooncake_jax.slo import SLO
-
-
-@pytest.fixture(params=['virtual', 'device'])
-def make_cluster(request):
-  """Makes clusters on one backend; closes them."""
-  if request.param == 'virtual':
-    yield make_virtual
-    return
-  with ExitStack() as stack:
-
-    def make(spec=SPEC):
-      cluster = make_device(spec)
-      stack.callback(close, cluster)
-      return cluster
-
-    yield make
 
 
 def _by_id(records):

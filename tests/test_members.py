@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances that come, go and change while requests are served."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from lifecycle import close
-from lifecycle import make_device
 from lifecycle import make_request
 from lifecycle import make_virtual
 from lifecycle import MODEL
@@ -25,21 +22,6 @@ from mooncake_jax.request import Placement
 
 PROMPT = np.random.default_rng(5).integers(2, 60, 41)
 SPEC = replace(SPEC, lease_s=0.05)
-
-
-@pytest.fixture(params=['virtual', 'device'])
-def make_cluster(request):
-  if request.param == 'virtual':
-    yield make_virtual
-    return
-  with ExitStack() as stack:
-
-    def make(spec=SPEC):
-      cluster = make_device(spec)
-      stack.callback(close, cluster)
-      return cluster
-
-    yield make
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode pools that are too small for all outputs, on both backends."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from lifecycle import close
 from lifecycle import make_conductor
-from lifecycle import make_device
 from lifecycle import make_request
 from lifecycle import make_virtual
 from lifecycle import shared_prefix_requests
@@ -36,21 +33,6 @@ TIGHT = replace(
   decode_reserve='prompt',
 )
 ROOMY = replace(TIGHT, decode_pool_tokens=512, decode_reserve='all')
-
-
-@pytest.fixture(params=['virtual', 'device'])
-def make_cluster(request):
-  if request.param == 'virtual':
-    yield make_virtual
-    return
-  with ExitStack() as stack:
-
-    def make(spec=SPEC):
-      cluster = make_device(spec)
-      stack.callback(close, cluster)
-      return cluster
-
-    yield make
 
 
 def sampled(requests):
