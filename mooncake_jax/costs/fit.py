@@ -11,9 +11,11 @@ fields they are for:
                         **fit_link(l, 'onload').coefficients, ...)
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +46,9 @@ class LinkSample(NamedTuple):
   seconds: float
 
 
+Sample = PrefillSample | DecodeSample | LinkSample
+
+
 @dataclass(frozen=True)
 class Fit:
   """What a fit found, and how far it is off.
@@ -59,20 +64,42 @@ class Fit:
   num_samples: int
 
 
+class Terms(NamedTuple):
+  """What a cost is linear in: coefficients' names, and a sample's factors."""
+
+  names: tuple[str, ...]
+  row: Callable[[Any], tuple[float, ...]]
+
+
+PREFILL = Terms(
+  (
+    'prefill_base_s',
+    'prefill_s_per_prefix_token',
+    'prefill_s_per_token',
+    'prefill_s_per_token_squared',
+  ),
+  lambda s: (
+    1,
+    s.prefix_tokens,
+    s.chunk_tokens,
+    (2 * s.prefix_tokens + s.chunk_tokens) * s.chunk_tokens,
+  ),
+)
+DECODE = Terms(
+  ('decode_base_s', 'decode_s_per_row', 'decode_s_per_context_token'),
+  lambda s: (1, s.batch_size, s.context_tokens),
+)
+
+LINE = Terms(('latency', 's_per_byte'), lambda s: (1, s.num_bytes))
+
+
 def fit_prefill(samples: Sequence[PrefillSample]) -> Fit:
   """c, gamma, b and a of t(L, x), see `costs.model`.
 
   Raises:
     ValueError: fewer than 4 samples, or one whose time is not > 0.
   """
-  names = (
-    'prefill_base_s',
-    'prefill_s_per_prefix_token',
-    'prefill_s_per_token',
-    'prefill_s_per_token_squared',
-  )
-  rows = [(1, L, x, 2 * L * x + x * x) for x, L, _ in samples]
-  return _fit('fit_prefill', names, rows, [s.seconds for s in samples])
+  return _fit('fit_prefill', PREFILL, samples)
 
 
 def fit_decode(samples: Sequence[DecodeSample]) -> Fit:
@@ -81,9 +108,28 @@ def fit_decode(samples: Sequence[DecodeSample]) -> Fit:
   Raises:
     ValueError: fewer than 3 samples, or one whose time is not > 0.
   """
-  names = ('decode_base_s', 'decode_s_per_row', 'decode_s_per_context_token')
-  rows = [(1, s.batch_size, s.context_tokens) for s in samples]
-  return _fit('fit_decode', names, rows, [s.seconds for s in samples])
+  return _fit('fit_decode', DECODE, samples)
+
+
+def held_out_errors(terms: Terms, samples: Sequence[Sample]) -> np.ndarray:
+  """Relative errors where a fit to every other sample was not made.
+
+  The fit has the samples 0, 2, 4, ..., the errors are of 1, 3, 5, ...
+
+  Raises:
+    ValueError: as the fit of that half.
+  """
+  half = _fit('held_out_errors', terms, samples[::2])
+  return relative_errors(terms, half.coefficients, samples[1::2])
+
+
+def relative_errors(
+  terms: Terms, coefficients: Mapping[str, float], samples: Sequence[Sample]
+) -> np.ndarray:
+  """(predicted - measured) / measured of each sample."""
+  rows = np.array([terms.row(sample) for sample in samples], float)
+  found = np.array([coefficients[name] for name in terms.names])
+  return rows @ found / np.array([s.seconds for s in samples]) - 1
 
 
 def fit_link(samples: Sequence[LinkSample], link: Link) -> Fit:
@@ -93,9 +139,7 @@ def fit_link(samples: Sequence[LinkSample], link: Link) -> Fit:
     ValueError: fewer than 2 samples, one whose time is not > 0, or times that
       do not grow with the bytes (no bandwidth can be told).
   """
-  names = ('latency', 's_per_byte')
-  rows = [(1, s.num_bytes) for s in samples]
-  line = _fit('fit_link', names, rows, [s.seconds for s in samples])
+  line = _fit('fit_link', LINE, samples)
   latency_s, s_per_byte = line.coefficients.values()
   largest = max(samples, key=lambda sample: sample.num_bytes)
   if s_per_byte * largest.num_bytes < 1e-6 * largest.seconds:
@@ -110,14 +154,10 @@ def fit_link(samples: Sequence[LinkSample], link: Link) -> Fit:
   return Fit(coefficients, line.mape, line.num_samples)
 
 
-def _fit(
-  what: str,
-  names: tuple[str, ...],
-  rows: Iterable[tuple[float, ...]],
-  seconds: Sequence[float],
-) -> Fit:
+def _fit(what: str, terms: Terms, samples: Sequence[Sample]) -> Fit:
   from scipy.optimize import nnls  # 0.5 s: paid by who fits, not who imports
 
+  names, seconds = terms.names, [sample.seconds for sample in samples]
   if len(seconds) < len(names):
     raise ValueError(
       f'{what}: {len(seconds)} samples cannot give {len(names)} coefficients'
@@ -125,11 +165,12 @@ def _fit(
   for i, value in enumerate(seconds):
     if not (np.isfinite(value) and value > 0):
       raise ValueError(f'{what}: samples[{i}].seconds={value!r} must be > 0')
-  relative = np.array(rows, float) / np.array(seconds, float)[:, None]
+  rows = np.array([terms.row(sample) for sample in samples], float)
+  relative = rows / np.array(seconds, float)[:, None]
   # Columns differ by many orders of magnitude: fit them on one scale.
   scale = np.linalg.norm(relative, axis=0)
   scale[scale == 0] = 1
   solution, _ = nnls(relative / scale, np.ones(len(seconds)))
-  found = solution / scale
-  mape = float(np.mean(np.abs(relative @ found - 1)))
-  return Fit(dict(zip(names, found.tolist())), mape, len(seconds))
+  found = dict(zip(names, (solution / scale).tolist()))
+  errors = relative_errors(terms, found, samples)
+  return Fit(found, float(np.mean(np.abs(errors))), len(seconds))

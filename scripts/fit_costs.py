@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits cost models to published times, and tells how far off they are.
+
+  python scripts/fit_costs.py POINTS.csv [--system h200_sxm] [--backend vllm]
+  python scripts/fit_costs.py POINTS.csv --backend trtllm --tp 8 --write \\
+    --source 'who measured this, and when'
+
+For the file's format see `costs/points.py`. The table has the errors at the
+half of the points that a fit to the other half has not seen; what is written
+is fitted to all points. This machine is measured by scripts/calibrate.py.
+"""
+
+import argparse
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+import sys
+
+import numpy as np
+
+from mooncake_jax.costs import fit
+from mooncake_jax.costs.model import Link
+from mooncake_jax.costs.points import Lane
+from mooncake_jax.costs.points import load_points
+from mooncake_jax.costs.points import Points
+from scripts.errors import one_line_errors
+from scripts.gin_source import ROOT
+
+HARDWARE = Path('configs/hardware')
+# Where points say nothing of links.
+LINKS_OF = {
+  'a100_sxm': 'links_pcie4_4x200g.gin',
+  'h100_sxm': 'links_pcie5_8x400g.gin',
+  'h200_sxm': 'links_pcie5_8x400g.gin',
+  'b200_sxm': 'links_pcie5_8x400g.gin',
+}
+# A link without points takes what another does.
+LIKE: dict[Link, Link] = {'handoff': 'copy', 'offload': 'onload'}
+
+TEMPLATE = """\
+# {model} on {tp} {system} as one instance,
+# as {backend} runs it.
+# Fitted {date} to {prefill} prefill and {decode} decode points of
+# {source}.
+# Mean error, of a fit to every other point at those between: prefill
+# {prefill_error:.1%}, decode {decode_error:.1%}.
+#
+#   python scripts/fit_costs.py {points} \\
+#     --system {system} --backend {backend} --tp {tp} --write
+from __gin__ import dynamic_registration
+import mooncake_jax.costs.model as costs
+import scripts.experiment as experiment
+{include}
+experiment.Experiment.costs = @costs.PolynomialCost()
+{bindings}
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+  parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
+  add = parser.add_argument
+  add('points', type=Path, help='a CSV file')
+  add('--system', help='only this one')
+  add('--backend', help='only this one')
+  add('--tp', type=int, help='only this tensor parallelism')
+  add('--write', action='store_true', help=f'a gin file a lane in {HARDWARE}')
+  add('--source', help='of the points, for the heads of what is written')
+  args = parser.parse_args(argv)
+  with one_line_errors():
+    lanes = _chosen(load_points(args.points), args)
+    print(table(lanes))
+    for lane, points in lanes.items() if args.write else ():
+      path = ROOT / HARDWARE / f'{file_name(lane)}.gin'
+      path.write_text(to_gin(lane, points, _shown(args.points), args.source))
+      print(path)
+  return 0
+
+
+def table(lanes: Mapping[Lane, Points]) -> str:
+  """Held-out errors of each lane, mean and largest, and over all points."""
+  rows: list[tuple[str, ...]] = [
+    ('', 'prefill', 'largest', 'decode', 'largest')
+  ]
+  all_prefill, all_decode = [], []
+  for lane, points in lanes.items():
+    prefill, decode = held_out(points)
+    rows.append((name(lane), *_figures(prefill), *_figures(decode)))
+    all_prefill.append(prefill)
+    all_decode.append(decode)
+  total = (*_figures(np.hstack(all_prefill)), *_figures(np.hstack(all_decode)))
+  rows.append(('all points', *total))
+  return '\n'.join(
+    f'{first:36}' + ''.join(f'{cell:>9}' for cell in cells)
+    for first, *cells in rows
+  )
+
+
+def held_out(points: Points) -> tuple[np.ndarray, np.ndarray]:
+  """Relative errors of prefill and of decode, see `fit.held_out_errors`."""
+  return (
+    fit.held_out_errors(fit.PREFILL, points.prefill),
+    fit.held_out_errors(fit.DECODE, points.decode),
+  )
+
+
+def name(lane: Lane) -> str:
+  return (
+    f'{lane.system} x{lane.tensor_parallel} '
+    f'{"fp8" if _fp8(lane) else "bf16"} {lane.backend}'
+  )
+
+
+def file_name(lane: Lane) -> str:
+  """'h200_x8_llama70b', 'h200_x8_llama70b_fp8'."""
+  system = lane.system.removesuffix('_sxm')
+  dtype = '_fp8' if _fp8(lane) else ''
+  return f'{system}_x{lane.tensor_parallel}_llama70b{dtype}'
+
+
+def to_gin(lane: Lane, points: Points, file: str, source: str | None) -> str:
+  fits = _fits(points)
+  prefill, decode = held_out(points)
+  include = ''
+  if not points.links:
+    include = f"\ninclude '{HARDWARE / LINKS_OF[lane.system]}'\n"
+  return TEMPLATE.format(
+    model=lane.model,
+    system=lane.system,
+    tp=lane.tensor_parallel,
+    backend=lane.backend,
+    date=date.today().isoformat(),
+    prefill=len(points.prefill),
+    decode=len(points.decode),
+    source=source or file,
+    prefill_error=np.abs(prefill).mean(),
+    decode_error=np.abs(decode).mean(),
+    points=file,
+    include=include,
+    bindings='\n'.join(
+      f'costs.PolynomialCost.{coefficient} = {value:.4g}'
+      for found in fits
+      for coefficient, value in found.coefficients.items()
+    ),
+  )
+
+
+def _fits(points: Points) -> list[fit.Fit]:
+  fits = [fit.fit_prefill(points.prefill), fit.fit_decode(points.decode)]
+  links = points.links
+  for link in (*links, *LIKE):
+    like = links.get(link) or links.get(LIKE.get(link, link))
+    if like:
+      fits.append(fit.fit_link(like, link))
+  return fits
+
+
+def _chosen(
+  lanes: Mapping[Lane, Points], args: argparse.Namespace
+) -> dict[Lane, Points]:
+  chosen = {
+    lane: points
+    for lane, points in lanes.items()
+    if args.system in (None, lane.system)
+    and args.backend in (None, lane.backend)
+    and args.tp in (None, lane.tensor_parallel)
+  }
+  if not chosen:
+    raise ValueError(
+      f'{args.points}: none of {len(lanes)} lanes has system={args.system} '
+      f'backend={args.backend} tp={args.tp}'
+    )
+  return chosen
+
+
+def _figures(errors: np.ndarray) -> tuple[str, str]:
+  sizes = np.abs(errors)
+  return f'{sizes.mean():.1%}', f'{sizes.max():.0%}'
+
+
+def _shown(path: Path) -> str:
+  """From the repository's root, or its name alone."""
+  path = path.resolve()
+  inside = path.is_relative_to(ROOT)
+  return str(path.relative_to(ROOT)) if inside else path.name
+
+
+def _fp8(lane: Lane) -> bool:
+  return 'fp8' in lane.model.lower()
+
+
+if __name__ == '__main__':
+  sys.exit(main())
