@@ -180,6 +180,15 @@ class Cluster:
     )
 
   @property
+  def tells_works(self) -> bool:
+    """Whether `step` tells of each work's end: for timelines only."""
+    return self._flow.tells_works
+
+  @tells_works.setter
+  def tells_works(self, value: bool) -> None:
+    self._flow.tells_works = value
+
+  @property
   def idle(self) -> bool:
     """Whether nothing is under way and all events were told."""
     return self._flow.idle and not self.has_news

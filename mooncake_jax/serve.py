@@ -72,6 +72,7 @@ def serve(
   cluster: Cluster,
   follow_up: FollowUp | None = None,
   on_event: Callable[[Event], None] | None = None,
+  keeps_journal: bool = True,
 ) -> tuple[list[RequestRecord], Journal]:
   """Serves all requests to their ends.
 
@@ -81,6 +82,7 @@ def serve(
     cluster: serves them.
     follow_up: see `FollowUp`; closes the loop of a conversation.
     on_event: called with each event, as it happens.
+    keeps_journal: else it stays empty, and the cluster tells of no works.
 
   Returns:
     One record a request, in order of arrival, and the journal.
@@ -88,7 +90,8 @@ def serve(
   order = itertools.count()
   arrivals = [(r.arrival_s, next(order), r) for r in requests]
   heapq.heapify(arrivals)
-  book, journal = RecordBook(), []
+  book, journal = RecordBook(), [] if keeps_journal else _Nowhere()
+  cluster.tells_works = keeps_journal
   retries = Retries(conductor, cluster, book, journal)
 
   def hear(events: list[Event]) -> None:
@@ -116,6 +119,13 @@ def serve(
     hear(cluster.step(arrivals[0][0] if arrivals else None))
     _carry_out(conductor.advise(cluster.backend.now_s()), cluster)
   return book.records, journal
+
+
+class _Nowhere(list[Decision | Event]):
+  """The journal of a run that keeps none."""
+
+  def append(self, entry: Decision | Event) -> None:
+    """Forgets it."""
 
 
 def _carry_out(advice: list[Advice], cluster: Cluster) -> None:

@@ -37,6 +37,8 @@ class Experiment:
       see model/attention.py.
     compare_reuse: serve the same requests once more with reuse off.
     show_answers: print so many of the outputs.
+    keeps_journal: whether all that happened is kept, for timelines and to
+      replay it; a large simulation takes less memory and time without.
   """
 
   title: str
@@ -54,6 +56,7 @@ class Experiment:
   attention: Literal['jnp', 'pallas', 'cudnn', 'tpu_ragged'] = 'jnp'
   compare_reuse: bool = False
   show_answers: int = 0
+  keeps_journal: bool = True
 
   def __post_init__(self):
     for name in ('truth', 'true_instances'):

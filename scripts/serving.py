@@ -51,7 +51,27 @@ def serve_once(
   on_event: Callable[[Event], None] | None = None,
 ) -> Outcome:
   """Serves on an idle backend whose clock stands at 0."""
-  conductor = Conductor(
+  conductor = conductor_of(experiment, config)
+  cluster = cluster_of(experiment, config, backend, conductor)
+  records, journal = serve(
+    prepared.requests,
+    conductor,
+    cluster,
+    prepared.follow_up,
+    on_event,
+    experiment.keeps_journal,
+  )
+  summary = summarize(records, experiment.slo)
+  return Outcome(records, journal, summary, prepared)
+
+
+def conductor_of(
+  experiment: Experiment,
+  config: ModelConfig,
+  kind: type[Conductor] = Conductor,
+) -> Conductor:
+  """The experiment's Conductor, which has decided nothing yet."""
+  return kind(
     experiment.conductor,
     experiment.cluster,
     config,
@@ -59,15 +79,17 @@ def serve_once(
     experiment.slo,
     _beliefs(experiment, config),
   )
+
+
+def cluster_of(
+  experiment: Experiment,
+  config: ModelConfig,
+  backend: Backend,
+  conductor: Conductor,
+) -> Cluster:
+  """The experiment's idle cluster."""
   recheck = conductor.keeps_tbt if experiment.conductor.checks_late else None
-  cluster = Cluster(
-    experiment.cluster, config, backend, recheck, experiment.costs
-  )
-  records, journal = serve(
-    prepared.requests, conductor, cluster, prepared.follow_up, on_event
-  )
-  summary = summarize(records, experiment.slo)
-  return Outcome(records, journal, summary, prepared)
+  return Cluster(experiment.cluster, config, backend, recheck, experiment.costs)
 
 
 def _beliefs(

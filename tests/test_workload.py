@@ -203,6 +203,17 @@ def test_jitter_is_seeded_spreads_ticks_and_keeps_rows():
     assert 0 <= row.timestamp_s - 3.0 * (row.hash_ids[0] // 10) < 3.0
 
 
+def test_repeats_are_the_same_load_with_blocks_of_their_own():
+  rows = [TraceRow(1.0, 600, 5, (0, 7)), TraceRow(3.0, 512, 5, (0,))]
+  got = scale_trace(rows, TraceScale(repeats=3)).rows
+  assert [row.timestamp_s for row in got] == [1, 3, 5.5, 7.5, 10, 12]
+  firsts = [row.hash_ids[0] for row in got]
+  assert firsts == [0, 0, 8, 8, 16, 16]
+  assert {row.input_tokens for row in got} == {600, 512}
+  with pytest.raises(ValueError, match='TraceScale.repeats=0'):
+    TraceScale(repeats=0)
+
+
 @pytest.mark.parametrize(
   ('field', 'value'),
   [

@@ -68,6 +68,7 @@ class Flow:
     # Decode instances to be looked at when all else of this turn is done.
     self._stirred: dict[str, None] = {}
     self._depth = 0
+    self.tells_works = True
 
   @property
   def idle(self) -> bool:
@@ -156,7 +157,7 @@ class Flow:
 
   def _complete(self, completion: Completion) -> None:
     work = self._works.completed(completion)
-    if work.run is not None and work.step in TIMELINE:
+    if self.tells_works and work.run is not None and work.step in TIMELINE:
       self._events.append(work_done(work, work.run, completion))
     handler = (
       self._on_void

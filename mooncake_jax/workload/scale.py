@@ -46,6 +46,9 @@ class TraceScale:
       are always cut.
     num_requests: keep the first so many of what is left; None is all.
     time_scale: 2.0 replays twice as fast.
+    repeats: the same rows so often, one time after another, each time with
+      hash ids of its own: a longer trace of the same kind, for a study of
+      scale.
 
   Raises:
     ValueError: a value out of its range.
@@ -62,6 +65,7 @@ class TraceScale:
   too_long: Literal['drop', 'cut'] = 'drop'
   num_requests: int | None = None
   time_scale: float = 1.0
+  repeats: int = 1
 
   def __post_init__(self):
     for name in ('start_s', 'jitter_s', 'seed'):
@@ -74,6 +78,7 @@ class TraceScale:
       value = getattr(self, name)
       if value is not None:
         check_count(f'TraceScale.{name}', value)
+    check_count('TraceScale.repeats', self.repeats)
     if self.too_long not in ('drop', 'cut'):
       raise ValueError(
         f"TraceScale.too_long={self.too_long!r} must be 'drop' or 'cut'"
@@ -119,6 +124,7 @@ def scale_trace(
     replace(row, timestamp_s=row.timestamp_s / scale.time_scale)
     for row in fits[: scale.num_requests]
   ]
+  kept = _repeat(kept, scale.repeats)
   return ScaledTrace(kept, tokens, num_dropped, num_cut)
 
 
@@ -156,6 +162,24 @@ def _jitter(rows: list[TraceRow], scale: TraceScale) -> list[TraceRow]:
     for row, delay in zip(rows, delays_s)
   ]
   return sorted(delayed, key=lambda row: row.timestamp_s)
+
+
+def _repeat(rows: list[TraceRow], repeats: int) -> list[TraceRow]:
+  """The rows after themselves, a mean gap behind the last one."""
+  if repeats == 1 or not rows:
+    return rows
+  last_s = rows[-1].timestamp_s
+  period_s = last_s + last_s / len(rows)
+  num_ids = 1 + max(max(row.hash_ids, default=0) for row in rows)
+  return [
+    replace(
+      row,
+      timestamp_s=row.timestamp_s + i * period_s,
+      hash_ids=tuple(hash_id + i * num_ids for hash_id in row.hash_ids),
+    )
+    for i in range(repeats)
+    for row in rows
+  ]
 
 
 def _scale_row(

@@ -17,6 +17,7 @@ from scripts.benches.policies import policies
 from scripts.benches.prefill import prefill
 from scripts.benches.quantized import quantized
 from scripts.benches.rows import Row
+from scripts.benches.sim import sim
 from scripts.benches.soak import soak
 from scripts.benches.ssd import ssd
 from scripts.benches.steady import steady
@@ -41,5 +42,6 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'hits': hits,
   'index': index,
   'conductor': conductor,
+  'sim': lambda quick: [*sim(quick)],
   'policies': lambda quick: [*policies(quick)],
 }
