@@ -10,6 +10,7 @@ from dataclasses import field
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import MEDIA
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.store.objects import Medium
 from mooncake_jax.store.outcomes import CopyTask
 
@@ -51,6 +52,9 @@ class Model:
 
   def readable(self, key: bytes) -> set[Replica]:
     return {r for r in self.of(key) if self.live[r].readable}
+
+  def has(self, group: str, key: bytes) -> bool:
+    return any(owner(r.segment) == group for r in self.readable(key))
 
   def here(self, key: bytes, place: str) -> Replica | None:
     return next((r for r in self.of(key) if r.segment == place), None)

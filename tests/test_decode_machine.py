@@ -50,6 +50,7 @@ class DecodeMachine(RuleBasedStateMachine):
   def __init__(self):
     super().__init__()
     self.count = 0
+    self.waiting: list[Run] = []  # were refused pages, the oldest first
     self.coming: list[Run] = []  # hold pages; their KVCache is under way
     self.here: list[Run] = []  # joined
     self.leaving: list[Run] = []  # preempted or cancelled, still read
@@ -63,15 +64,39 @@ class DecodeMachine(RuleBasedStateMachine):
   def insert(self, prompt, output):
     request = Request(f'{self.count:04}', float(self.count), prompt, output)
     self.count += 1
-    run = Run(request, Placement(request.request_id, 0, 'p', 'd'))
+    self.waiting.append(
+      Run(request, Placement(request.request_id, 0, 'p', 'd'))
+    )
+    self._ask(self.waiting[-1])
+
+  @precondition(lambda self: self.waiting)
+  @rule(data=st.data())
+  def ask_again(self, data):
+    self._ask(data.draw(st.sampled_from(self.waiting)))
+
+  @precondition(lambda self: self.waiting)
+  @rule(data=st.data())
+  def cancel_waiting(self, data):
+    """It frees nothing, but others may come in its place."""
+    run = self._take(data, self.waiting)
+    run.state = 'ended'
+    self._apply(self.instance.leave(run))
+    assert self.instance.release(run)
+
+  def _ask(self, run):
+    """The first of those who wait gets its pages, if there are enough."""
+    prompt = run.request.num_prompt_tokens
+    output = run.request.max_output_tokens
     need, spare = pages_for(prompt + output - 1), 0
     if self.reserve == 'prompt':
       need = min(need, pages_for(prompt + 1))
       spare = len(self.holders)
-    fits = need + spare <= self.instance.pool.num_free and not self.owed
+    fits = need + spare <= self.instance.pool.num_free
+    fits = fits and run is self.waiting[0] and not self.owed
     assert self.instance.reserve(run) == fits
     assert len(run.decode_pages) == need * fits
     if fits:
+      self.waiting.remove(run)
       self.coming.append(run)
 
   @precondition(lambda self: self.coming)

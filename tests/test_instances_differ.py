@@ -23,6 +23,7 @@ from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.request import Placement
 from mooncake_jax.serve import serve
 from mooncake_jax.sim.virtual import VirtualBackend
+from mooncake_jax.slo import SLO
 from scripts.config import load
 from scripts.experiment import Experiment
 from tiny_experiment import tiny
@@ -147,6 +148,19 @@ def test_the_conductor_counts_on_the_sizes_there_are():
   placed = [conductor.place(request, 0.0) for request in requests]
   at = [p.decode for p in placed if isinstance(p, Placement)]
   assert at.count('decode0') == 2 and at.count('decode1') == 4
+
+
+def test_each_decode_instance_is_checked_by_its_own_batch_and_speed():
+  """Ten rows of which three are in a step, and a step that is slower."""
+  slow = replace(COSTS, decode_base_s=10 * COSTS.decode_base_s)
+  spec = replace(SMALL, instances=SIZES)
+  slo = SLO(9.0, COSTS.decode_step_s(3, 120))
+  rules = ConductorSpec(admission='load')
+  beliefs = {'decode1': belief_of(spec.of('decode1'), MODEL, slow)}
+  conductor = Conductor(rules, spec, MODEL, COSTS, slo, beliefs)
+  assert conductor.keeps_tbt('decode0', 10, 400)
+  assert not conductor.keeps_tbt('decode0', 10, 410)
+  assert not conductor.keeps_tbt('decode1', 1, 1)
 
 
 def test_sizes_that_can_not_be_are_named():

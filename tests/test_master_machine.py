@@ -6,12 +6,15 @@ moves, offloads, removals, pins, quotas, time, timeouts, segments that leave,
 get lost and come back, and readers whose leases overlap.
 """
 
+from functools import partial
+from itertools import takewhile
 import math
 
 import hypothesis
 from hypothesis import stateful
 from hypothesis import strategies as st
 
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.store.master import Master
 from mooncake_jax.store.objects import CONDEMNED
 from mooncake_jax.store.objects import Medium
@@ -374,6 +377,9 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     for key in KEYS:
       assert set(master.peek(key)) == model.readable(key)
       assert master.exists(key) == bool(model.readable(key))
+    for group in {owner(name) for name in model.places}:
+      at_hand = takewhile(partial(model.has, group), KEYS)
+      assert master.num_at(group, KEYS) == len([*at_hand])
     for name in model.places:
       assert master.used_bytes(name) == model.used(name)
       assert set(master.inventory(name)) == {r.key for r in model.at(name)}

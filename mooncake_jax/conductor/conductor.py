@@ -68,7 +68,6 @@ class Conductor:
     self.slo = slo
     self.costs = costs
     self.view = View(spec, cluster, model, costs, instances or {})
-    self._max_batch = cluster.max_batch
     self._line = EventLine(spec.telemetry)
     self._adviser = Adviser(spec, self.view)
 
@@ -129,11 +128,13 @@ class Conductor:
     for inventory in inventories:
       self.view.index.observe(inventory)
 
-  def keeps_tbt(self, num_rows: int, context_tokens: int) -> bool:
+  def keeps_tbt(
+    self, instance: str, num_rows: int, context_tokens: int
+  ) -> bool:
     """The decode instance's double check: would this batch keep the SLO?"""
-    rows = min(num_rows, self._max_batch)
-    context = context_tokens * rows // num_rows
-    return self.costs.decode_step_s(rows, context) <= self.slo.tbt_s
+    loads = self.view.decode
+    step_s = loads.batch_step_s(loads.row[instance], num_rows, context_tokens)
+    return step_s <= self.slo.tbt_s
 
   def _catch_up(self, request: Request, now_s: float) -> None:
     """Brings the view to `now_s`, for a new try of `request`."""

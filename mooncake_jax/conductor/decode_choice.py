@@ -195,8 +195,7 @@ def room_wait_s(
   if short <= 0 or not loads.rows_I[i]:
     return 0.0
   rows, tokens = int(loads.rows_I[i]), int(loads.context_tokens_I[i])
-  batch = min(rows, int(loads.max_batch_I[i]))
-  step_s = loads.step[i].exact(batch, tokens * batch // rows)
+  step_s = loads.batch_step_s(i, rows, tokens)
   left = min(max(loads.left_tokens_I[i] / rows, 1.0), mean_tokens)
   share = min(short / max(int(loads.reserved_tokens_I[i]), 1), 0.99)
   return -math.log1p(-share) * left * step_s

@@ -186,6 +186,11 @@ class DecodeLoads:
       self.reserved_tokens_I[i] -= held.need_tokens
     self._admit(i)
 
+  def batch_step_s(self, i: int, rows: int, context_tokens: int) -> float:
+    """A step at instance i, which takes no more of the rows than it can."""
+    batch = min(rows, self.max_batch_I.item(i))
+    return self.step[i].exact(batch, context_tokens * batch // rows)
+
   def waiting_tokens(self, i: int) -> int:
     """Room that those before a new request at instance i wait for."""
     return sum(self._waiting[i].values())

@@ -66,8 +66,7 @@ def _step_now_s(loads: DecodeLoads, i: int, prompt_tokens: int) -> float:
   """A step of what decodes at instance i now, and the request."""
   rows = int(loads.active_rows_I[i]) + 1
   tokens = int(loads.active_tokens_I[i]) + prompt_tokens
-  batch = min(rows, int(loads.max_batch_I[i]))
-  return loads.step[i].exact(batch, tokens * batch // rows)
+  return loads.batch_step_s(i, rows, tokens)
 
 
 def _mean_step_then_s(view: View, rules: ConductorSpec, then_s: float) -> float:

@@ -31,8 +31,9 @@ from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Work
 
-# Whether a batch of (rows, context tokens) would keep the TBT limit.
-Recheck = Callable[[int, int], bool]
+# Whether a batch of (rows, context tokens) of a decode instance would keep the
+# TBT limit.
+Recheck = Callable[[str, int, int], bool]
 
 
 class DecodeInstance:
@@ -72,6 +73,8 @@ class DecodeInstance:
     self._holders: dict[RunKey, Run] = {}
     # Preempted and not yet back: nobody new is let in before them.
     self._owed: set[RunKey] = set()
+    # Refused pages so far, in the order in which they first asked.
+    self._waiting: dict[RunKey, None] = {}
     self._rows: dict[RunKey, Run] = {}
     self._joining: dict[RunKey, Run] = {}
     # Accepted after prefill; their KVCache is under way.
@@ -82,10 +85,13 @@ class DecodeInstance:
   def reserve(self, run: Run) -> bool:
     """Holds the pages that it needs to begin; False if too few are free.
 
-    Where runs grow, those that are here are left a page each to do so, and who
-    was preempted comes first.
+    First come first served: one that needs many would else wait for as long as
+    others come that need few. Where runs grow, those that are here are left a
+    page each to do so, and who was preempted comes first.
     """
-    if self._owed and not run.num_before:
+    self._waiting.setdefault(run.key)
+    is_first = next(iter(self._waiting)) == run.key and not self._owed
+    if not is_first and not run.num_before:
       return False
     num_tokens = run.num_tokens
     spare = 0
@@ -99,6 +105,7 @@ class DecodeInstance:
     run.decode_pages = pages
     self._holders[run.key] = run
     self._owed.discard(run.key)
+    del self._waiting[run.key]
     return True
 
   def accepts(self, run: Run) -> bool:
@@ -117,7 +124,8 @@ class DecodeInstance:
       *self._accepted.values(),
       run,
     ]
-    if not self.recheck(len(runs), sum(r.context_tokens for r in runs)):
+    tokens = sum(r.context_tokens for r in runs)
+    if not self.recheck(self.name, len(runs), tokens):
       return False
     self._accepted[run.key] = run
     return True
@@ -181,11 +189,14 @@ class DecodeInstance:
     Returns:
       Whether others may be let in now that were not before.
     """
-    was_owed = run.ended and run.key in self._owed
-    if was_owed:
-      self._owed.remove(run.key)
+    was_before = run.ended and (
+      run.key in self._owed or run.key in self._waiting
+    )
+    if was_before:
+      self._owed.discard(run.key)
+      self._waiting.pop(run.key, None)
     if not run.has_left or run.decode_uses or not run.decode_pages:
-      return was_owed
+      return was_before
     self.pool.release(run.decode_pages)
     run.decode_pages = ()
     del self._holders[run.key]

@@ -8,6 +8,7 @@ reused pages.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Completion
@@ -362,21 +363,22 @@ class Flow:
       self._start_next(name)
 
   def _start_next(self, name: str) -> None:
-    self.apply(
-      self.prefill[name].start_next(
-        lambda run: self._reserve(name, run), self._backend.now_s()
-      )
-    )
-    woken, self._woken = self._woken, set()
-    for other in sorted(woken & self.prefill.keys()):
-      self._start_next(other)
+    names = {name}
+    while names:
+      for each in sorted(names & self.prefill.keys()):
+        self.apply(
+          self.prefill[each].start_next(
+            partial(self._reserve, each), self._backend.now_s()
+          )
+        )
+      names, self._woken = self._woken, set()
 
   def _reserve(self, name: str, run: Run) -> bool:
     """Reserves decode pages, or notes that prefill `name` waits for some."""
     decode = run.placement.decode
     if self.decode[decode].reserve(run):
-      if run.num_before:  # newcomers had to wait for it
-        self._woken |= self._held_back.pop(decode, set())
+      # Others had to wait for it.
+      self._woken |= self._held_back.pop(decode, set())
       return True
     self._held_back.setdefault(decode, set()).add(name)
     return False

@@ -90,13 +90,15 @@ class InstanceStore:
     What is read is what is there when a run leaves the queue, which may be long
     before its turn; what the others are to compute would be computed again.
     """
+    others = [other for other in others if not other.ended]
     plan = run.request.block_keys[: run.placement.local_blocks]
+    if not others or not plan:
+      return False
     at_hand = self.client.num_at(self.name, plan)
     lacks = plan[at_hand : at_hand + 1]
     return bool(lacks) and any(
       other.request.block_keys[at_hand : at_hand + 1] == lacks
       for other in others
-      if not other.ended
     )
 
   def fetch(self, run: Run, now_s: float) -> Effects:

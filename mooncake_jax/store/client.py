@@ -95,10 +95,7 @@ class StoreClient:
 
   def num_at(self, instance: str, keys: Sequence[BlockKey]) -> int:
     """Leading blocks that the instance has, on whatever medium."""
-    for i, key in enumerate(keys):
-      if all(owner(r.segment) != instance for r in self.master.peek(key)):
-        return i
-    return len(keys)
+    return self.master.num_at(instance, keys)
 
   def lease(self, keys: Sequence[BlockKey], now_s: float) -> None:
     """Keeps what there is of a chain for `lease_s`, as no use of it."""

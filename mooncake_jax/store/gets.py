@@ -122,6 +122,19 @@ class Gets(Ledger):
       return ()
     return tuple(c.replica for c in block.copies() if c.state >= COMPLETE)
 
+  def num_at(self, group: str, keys: Iterable[BlockKey]) -> int:
+    """Leading blocks of a chain that a group's own segments can serve."""
+    blocks, found = self._blocks, 0
+    for key in keys:
+      block = blocks.get(key)
+      copy = None if block is None else block.first
+      while copy and (copy.segment.group != group or copy.state < COMPLETE):
+        copy = copy.next
+      if copy is None:
+        break
+      found += 1
+    return found
+
   def exists(self, key: BlockKey) -> bool:
     block = self._blocks.get(key)
     return block is not None and block.num_readable() > 0
