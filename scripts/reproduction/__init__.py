@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The papers' experiments, simulated: one module each."""
