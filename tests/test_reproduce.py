@@ -13,7 +13,7 @@ from mooncake_jax.request import RequestRecord
 from scripts import reproduce
 from scripts.config import load
 from scripts.reproduction.loads import loads
-from scripts.reproduction.replicas import replicas
+from scripts.reproduction.replicas import Replicas
 from scripts.reproduction.runs import FOLDER
 from scripts.reproduction.table import EXPERIMENTS
 from scripts.sweeps.grid import Sweep
@@ -65,7 +65,10 @@ def test_replicas_follow_what_is_stored_and_evicted():
     BlocksEvicted(100.0, 'prefill1', (b'hot',)),
   ]
   # The eight others and b'hot' are used more often: b'cold' has rank 10.
-  assert replicas(events, [*requests, *hot]) == {'10': [1, 2, 1]}
+  found = Replicas([*requests, *hot])
+  for event in events:
+    found.hear(event)
+  assert found.counts == {'10': [1, 2, 1]}
 
 
 def test_loads_are_requests_times_time():

@@ -44,12 +44,11 @@ def breakdown(runs: Runs) -> Section:
   return Section(
     "Latency breakdown (FAST'25 figure 14): the calibration",
     [
-      'One request at a time on an idle cluster, 128 output tokens. The ten '
-      'prefill and five decode points are what `configs/reproduce/costs.gin` '
-      'was fitted to (six numbers for fifteen points), and the only figure of '
-      'the papers that anything was fitted to. The totals are not fitted: the '
-      'paper has 0.05 to 0.9 s of scheduling, transfer and loading beside '
-      'prefill and decode, of which ours hides all but the first layers.',
+      'One request at a time on an idle cluster, 128 output tokens. Prefill '
+      'and decode are what `configs/hardware/a800_x8_llama70b.gin` was fitted '
+      'to, with the batch 1 to 16 curve of arXiv figure 2: seven numbers for '
+      '31 points, and nothing else of the papers. Totals are not fitted: the '
+      'paper has 0.05 to 0.9 s beside prefill and decode.',
       table(columns, rows),
       f'At 128k the cached prefix saves {saved:.0%} of prefill (paper: 92 %) '
       f'and {deviation(first[1], first[0])} of TTFT (paper: -86 %).',

@@ -10,14 +10,14 @@ from mooncake_jax.metrics.latency import tbt_tail_s
 from mooncake_jax.metrics.table import flat
 from mooncake_jax.request import RequestRecord
 from scripts.reproduction.loads import loads
-from scripts.reproduction.replicas import replicas
+from scripts.reproduction.replicas import Replicas
 from scripts.serving import Outcome
 
 TTFT_S = 30.0
 TBT_MS = (50, 80, 100, 150, 200, 300, 500, 1000)
 
 
-def measure(outcome: Outcome) -> dict[str, Any]:
+def measure(outcome: Outcome, replicas: Replicas) -> dict[str, Any]:
   """Figures by name, ready for JSON."""
   records = outcome.records
   return {
@@ -26,7 +26,7 @@ def measure(outcome: Outcome) -> dict[str, Any]:
     'tbt_share': _shares(records, None),
     'capacity': _shares(records, TTFT_S),
     'prefill_s': _mean([r.prefill_s for r in _prefilled(records)]),
-    'replicas': replicas(outcome.journal, outcome.prepared.requests),
+    'replicas': replicas.counts,
     'loads': loads(records, outcome.summary.duration_s),
   }
 

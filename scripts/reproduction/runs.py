@@ -17,6 +17,7 @@ from typing import Any
 from scripts.config import load
 from scripts.experiment import Experiment
 from scripts.reproduction.measures import measure
+from scripts.reproduction.replicas import Replicas
 from scripts.serving import backends
 from scripts.serving import prepare
 from scripts.serving import serve_once
@@ -91,5 +92,8 @@ def _run(run: str, bindings: Sequence[str]) -> dict[str, Any]:
   config = experiment.model.read_config()
   prepared = prepare(experiment, config)
   with backends(experiment, config) as make_backend:
-    outcome = serve_once(experiment, config, prepared, make_backend())
-  return measure(outcome)
+    replicas = Replicas(prepared.requests)
+    outcome = serve_once(
+      experiment, config, prepared, make_backend(), replicas.hear
+    )
+  return measure(outcome, replicas)
