@@ -3,8 +3,8 @@
 
 There both are the same memory, so a block is copied once, by the thread that
 owns the pool, and no link has anything to do. It copies several blocks of a
-work in a turn, while the next ones are made ready; layer ranges of one block go
-as one, and are kept and counted as what they are.
+work in a turn; layer ranges of one block go as one, and are kept and counted as
+what they are.
 
 What streams, crosses stages, has a checksum to be made or verified, or comes
 from or goes to other memory takes the ways of `routes.py`.
@@ -40,7 +40,7 @@ from mooncake_jax.transfer.worker import LinkCount
 Bundle = list[OpRun]  # of one work, source and destination; layers adjoin
 
 # What an owner thread copies in a turn; some milliseconds.
-TURN_BYTES = 32 << 20
+TURN_BYTES = 64 << 20
 
 
 class CpuMoves:
@@ -92,18 +92,21 @@ class CpuMoves:
       return runs
     for run in runs:
       run.num_pieces = 1
-    parts: tuple[GatherTask, ...] = ()
-    if len(runs) > 1:
-      parts = tuple(self._gather([[run]], stage, to) for run in runs)
+    parts = partial(self._singly, runs, stage, to) if len(runs) > 1 else None
     stage.post(self._gather(turn, stage, to, parts))
     return []
+
+  def _singly(
+    self, runs: Iterable[OpRun], stage: Stage, to: Instance
+  ) -> list[GatherTask]:
+    return [self._gather([[run]], stage, to) for run in runs]
 
   def _gather(
     self,
     turn: list[Bundle],
     stage: Stage,
     to: Instance,
-    parts: tuple[GatherTask, ...] = (),
+    parts: Callable[[], list[GatherTask]] | None = None,
   ) -> GatherTask:
     runs = [*itertools.chain(*turn)]
     sources = [bundle[0].op.src for bundle in turn]
@@ -303,17 +306,14 @@ def _bundles(runs: Iterable[OpRun]) -> list[Bundle]:
 
 
 def _turns(bundles: Iterable[Bundle]) -> Iterator[list[Bundle]]:
-  """Those of a work with the same ends and layers; the first one alone.
-
-  It is copied while the others are made ready.
-  """
+  """Those of a work with the same ends and layers, up to `TURN_BYTES`."""
   turn: list[Bundle] = []
-  num_bytes, last, most = 0, None, 0
+  num_bytes, last = 0, None
   for bundle in bundles:
     key, size = _way(bundle), sum(run.op.num_bytes for run in bundle)
-    if turn and (key != last or num_bytes + size > most):
+    if turn and (key != last or num_bytes + size > TURN_BYTES):
       yield turn
-      turn, num_bytes, most = [], 0, TURN_BYTES if key == last else 0
+      turn, num_bytes = [], 0
     turn.append(bundle)
     num_bytes, last = num_bytes + size, key
   if turn:

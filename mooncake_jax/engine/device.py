@@ -92,7 +92,7 @@ class DeviceBackend:
     self._clock = clock
     self._start_s = clock()
     self._inbox = Inbox()
-    self._progress = Progress(config.num_layers)
+    self._progress = Progress()
     self._ids = itertools.count()
     self._cancel: dict[WorkId, Callable[[], None]] = {}
     self.instances: dict[str, Instance] = {}
@@ -213,11 +213,14 @@ class DeviceBackend:
   def drop(self, replicas: tuple[Replica, ...]) -> None:
     """See `Backend`; ops that are writing them end as 'failed'."""
     self._book.fail_writers(replicas)
+    by_segment: dict[str, list[Replica]] = {}
     for replica in replicas:
-      if tier := self.tiers.get(replica.segment):
-        tier.drop([replica])
+      by_segment.setdefault(replica.segment, []).append(replica)
+    for segment, gone in by_segment.items():
+      if tier := self.tiers.get(segment):
+        tier.drop(gone)
       else:
-        self._at(replica.segment).segment.drop([replica.replica_id])
+        self._at(segment).segment.drop([r.replica_id for r in gone])
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """See `Backend`."""

@@ -10,6 +10,7 @@ Everyone else waits for its end. Any thread may call; a callback runs on the
 thread that brought the news.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -38,23 +39,25 @@ class _Work:
 
   Attributes:
     pool: the instance whose pool a chunk writes; None for a transfer.
-    left: how many parts each layer still lacks.
+    left: parts not done yet, by their layers.
     waits: those who wait, and for which layers; None is for its end.
   """
 
   pool: str | None
-  left: list[int]
+  left: Counter[Layers]
   waits: list[tuple[Layers | None, _Wait]] = field(default_factory=list)
 
   def is_done(self, layers: Layers | None) -> bool:
-    return layers is not None and not any(self.left[slice(*layers)])
+    if layers is None:
+      return False
+    start, stop = layers
+    return not any(start < b and a < stop for a, b in self.left)
 
 
 class Progress:
   """Works from their start to their end."""
 
-  def __init__(self, num_layers: int):
-    self._num_layers = num_layers
+  def __init__(self):
     self._lock = threading.Lock()
     self._works: dict[WorkId, _Work] = {}
     self._failed: dict[WorkId, str] = {}
@@ -68,20 +71,19 @@ class Progress:
       parts: layer ranges, each of which `part_done` will be told.
       pool: the instance whose pool it writes, for a chunk.
     """
-    left = [0] * self._num_layers
-    for part in parts:
-      for layer in range(self._num_layers)[slice(*part)]:
-        left[layer] += 1
+    work = _Work(pool, Counter(parts))
     with self._lock:
-      self._works[work_id] = _Work(pool, left)
+      self._works[work_id] = work
 
   def part_done(self, work_id: WorkId, part: Layers) -> None:
     """The work is done with one of its parts."""
     with self._lock:
       if (work := self._works.get(work_id)) is None:
         return
-      for layer in range(self._num_layers)[slice(*part)]:
-        work.left[layer] -= 1
+      work.left[part] -= 1
+      if work.left[part]:
+        return
+      del work.left[part]
       waits = work.waits
       work.waits = [w for w in waits if not work.is_done(w[0])]
       told = _count(wait for layers, wait in waits if work.is_done(layers))

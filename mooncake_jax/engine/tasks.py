@@ -8,6 +8,7 @@ owner's where it fails or is no longer wanted.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 import threading
@@ -62,8 +63,8 @@ class GatherTask:
     gathered: called on the reader's thread, or the owner's, with each block's
       slices, whose staging bytes it gives back.
     num_blocks: into as many blocks of equal size.
-    parts: the same block by block, in layer ranges that there are programs
-      for; several blocks are only copied as a whole if that can be at once.
+    parts: makes the same block by block, in layer ranges that there are
+      programs for; used where it can't all be copied at once.
   """
 
   pages: tuple[int, ...]
@@ -77,7 +78,7 @@ class GatherTask:
   failed: Callable[[Exception], None]
   is_released: bool = False
   num_blocks: int = 1
-  parts: tuple['GatherTask', ...] = ()
+  parts: Callable[[], Sequence['GatherTask']] | None = None
 
   def run(self, desk: Desk) -> None:
     """Dispatches the copy; its staging bytes are taken already."""
@@ -89,7 +90,7 @@ class GatherTask:
       with TraceAnnotation('mooncake.copy_out'):
         blocks = desk.pool.copy_out_now(*what, self.num_blocks)
         block = None
-        if blocks is None and not self.parts:
+        if blocks is None and self.parts is None:
           block = desk.pool.copy_out(*what)
       if blocks is not None:
         self.gathered(*blocks)
@@ -98,7 +99,8 @@ class GatherTask:
       desk.staging.give(self.num_bytes)
       raise
     if block is None:
-      self._run_parts(desk)
+      assert self.parts is not None
+      _run_all(self.parts(), desk)
       return
     desk.reader.expect(
       block,
@@ -109,13 +111,6 @@ class GatherTask:
   def fail(self, error: Exception) -> None:
     """Reports the error."""
     self.failed(error)
-
-  def _run_parts(self, desk: Desk) -> None:
-    for part in self.parts:
-      try:
-        part.run(desk)
-      except Exception as error:
-        part.fail(error)
 
   def _failed(self, desk: Desk, error: Exception) -> None:
     desk.staging.give(self.num_bytes)
@@ -174,3 +169,11 @@ class Task(Protocol):
   def run(self, desk: Desk) -> None: ...
 
   def fail(self, error: Exception) -> None: ...
+
+
+def _run_all(tasks: Sequence[GatherTask], desk: Desk) -> None:
+  for task in tasks:
+    try:
+      task.run(desk)
+    except Exception as error:
+      task.fail(error)

@@ -98,11 +98,10 @@ class Regions:
     regions = self._pages.get(side.instance)
     if not regions:
       raise LookupError(f'there is no instance {side.instance!r} registered')
-    outside = [
-      page
-      for page in side.pages
-      if not any(region.pages and page in region.pages for region in regions)
-    ]
+    outside = [*side.pages]
+    for region in regions:
+      known = region.pages or range(0)
+      outside = [page for page in outside if page not in known]
     if outside:
       raise LookupError(
         f'pages {outside} are not in registered memory of {side.instance!r}'

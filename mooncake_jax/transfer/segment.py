@@ -60,20 +60,20 @@ class HostSegment:
     Raises:
       ValueError: there is no room, or the replica has one of these layers.
     """
-    name = f'segment {self.name!r} replica {replica_id}'
-    layers = (part.start_layer, part.stop_layer)
+    layers, num_bytes = (part.start_layer, part.stop_layer), part.num_bytes
     with self._lock:
       for other in self._parts.get(replica_id, ()):
         if overlap((other.start_layer, other.stop_layer), layers):
+          name = self._name(replica_id)
           raise ValueError(f'{name}: {layers=} are there already')
       free_bytes = self.capacity_bytes - self._used_bytes
-      if part.num_bytes > free_bytes:
+      if num_bytes > free_bytes:
         raise ValueError(
-          f'{name}: num_bytes={part.num_bytes} exceed the {free_bytes} free '
-          f'of capacity_bytes={self.capacity_bytes}'
+          f'{self._name(replica_id)}: {num_bytes=} exceed the {free_bytes} '
+          f'free of capacity_bytes={self.capacity_bytes}'
         )
       self._parts.setdefault(replica_id, []).append(part)
-      self._used_bytes += part.num_bytes
+      self._used_bytes += num_bytes
 
   def read(
     self, replica_id: int, start_layer: int, stop_layer: int
@@ -85,13 +85,12 @@ class HostSegment:
     Raises:
       LookupError: some of these layers are not here.
     """
-    title = f'segment {self.name!r} replica {replica_id}'
     with self._lock:
       parts = {
         (part.start_layer, part.stop_layer): part
         for part in self._parts.get(replica_id, ())
       }
-    ranges = covering(parts, start_layer, stop_layer, title)
+    ranges = covering(parts, start_layer, stop_layer, self._name(replica_id))
     return tuple(parts[layers] for layers in ranges)
 
   def drop(self, replica_ids: Iterable[int]) -> None:
@@ -100,6 +99,9 @@ class HostSegment:
       for replica_id in replica_ids:
         for part in self._parts.pop(replica_id, ()):
           self._used_bytes -= part.num_bytes
+
+  def _name(self, replica_id: int) -> str:
+    return f'segment {self.name!r} replica {replica_id}'
 
 
 def with_checksum(part: Part) -> Part:
