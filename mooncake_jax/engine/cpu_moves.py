@@ -173,7 +173,7 @@ class CpuMoves:
       last = min(op.stop_layer, part.stop_layer)
       layers = (first - part.start_layer, last - part.start_layer)
       place = stage.device_place
-      moved = [arrays[i] for i, _ in place.targets(len(arrays))]
+      moved = [arrays[i] for i in place.sources(len(arrays))]
       block, local = place.arrived(moved, len(arrays), to.num_kv_heads, layers)
       assert local is not None
       num_bytes = num_tokens * (last - first) * self._token_layer_bytes

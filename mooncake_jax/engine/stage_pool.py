@@ -174,10 +174,9 @@ class StagePool:
     return jax.device_put(tree, self._whole)
 
   def _pages(self, pages: tuple[int, ...]) -> np.ndarray:
-    pages_n = np.array(pages, np.int32)
-    if pages_n.min() < 0 or pages_n.max() >= self.spec.num_pages:
+    if min(pages) < 0 or max(pages) >= self.spec.num_pages:
       raise ValueError(f'{pages=} are not in [0, {self.spec.num_pages})')
-    return pages_n
+    return np.array(pages, np.int32)
 
   def page_table(
     self, pages: tuple[int, ...], num_tokens: int, name: str

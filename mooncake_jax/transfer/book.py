@@ -209,12 +209,12 @@ class TransferBook:
       writers[place].append(run)
 
   def _earlier(self, run: OpRun, places: Iterable[object]) -> set[OpRun]:
-    return {
-      writer
-      for place in places
-      for writer in self._writers.get(place, ())
-      if _same_layers(writer.op, run.op)
-    }
+    found: set[OpRun] = set()
+    for place in places:
+      for writer in self._writers.get(place, ()):
+        if _same_layers(writer.op, run.op):
+          found.add(writer)
+    return found
 
   def _start_ready(self, runs: Iterable[OpRun]) -> None:
     with self._lock:

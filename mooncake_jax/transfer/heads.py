@@ -13,6 +13,7 @@ L layer, S token, K KV head, H head dim.
 from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from functools import partial
 from typing import Any
 
@@ -86,11 +87,24 @@ class DevicePlace:
     self, num_slices: int
   ) -> Iterator[tuple[int, SingleDeviceSharding]]:
     """Yields (source slice, where it goes), device after device."""
-    num_kv, _ = self.mesh.devices.shape
-    for kv, row in enumerate(self.mesh.devices):
+    for kv, row in enumerate(self._rows):
       for device in row:
-        for i in overlapping(num_slices, num_kv, kv):
+        for i in overlapping(num_slices, len(self._rows), kv):
           yield i, SingleDeviceSharding(device, memory_kind='device')
+
+  def sources(self, num_slices: int) -> list[int]:
+    """The source slices of `targets`."""
+    num_kv = len(self._rows)
+    return [
+      i
+      for kv, row in enumerate(self._rows)
+      for i in [*overlapping(num_slices, num_kv, kv)] * len(row)
+    ]
+
+  @cached_property
+  def _rows(self) -> tuple[tuple[Any, ...], ...]:
+    """Its devices, those with the same heads together."""
+    return tuple(map(tuple, self.mesh.devices))
 
   def assemble(
     self,
@@ -149,10 +163,11 @@ class DevicePlace:
   ) -> dict[Any, np.ndarray]:
     """Views of what was moved, where one slice has all a device's heads."""
     arrived = iter(moved)
-    num_heads = num_kv_heads // len(self.mesh.devices)
+    num_kv = len(self._rows)
+    num_heads = num_kv_heads // num_kv
     parts = {}
-    for kv, row in enumerate(self.mesh.devices):
-      sources = overlapping(num_slices, len(self.mesh.devices), kv)
+    for kv, row in enumerate(self._rows):
+      sources = overlapping(num_slices, num_kv, kv)
       start_head = kv * num_heads - sources[0] * num_kv_heads // num_slices
       heads = slice(start_head, start_head + num_heads)
       for device in row:

@@ -26,7 +26,7 @@ class Cycle:
   """One instance's host segment behind a Master.
 
   A put makes chains of `batch` blocks, one transfer each; a get reads them
-  whole.
+  whole. Keys and pages are there before: whoever serves has them.
   """
 
   def __init__(self, blocks: Blocks, capacity_bytes: int, batch: int):
@@ -45,12 +45,12 @@ class Cycle:
     """Seconds to put `depth` chains, all under way at once."""
     self._now_s += 1.0
     backend, puts = self.blocks.backend, {}
+    firsts = range(self._next, self._next + depth * self.batch, self.batch)
+    self._next = firsts.stop
+    asked = [(i, self._chain(i), self._pages(i)) for i in firsts]
     start_s = time.perf_counter()
-    for _ in range(depth):
-      first, self._next = self._next, self._next + self.batch
-      put = self.client.put(
-        self._chain(first), 0, self.batch, NAME, self._pages(first), self._now_s
-      )
+    for first, keys, pages in asked:
+      put = self.client.put(keys, 0, self.batch, NAME, pages, self._now_s)
       if put.stop < self.batch:
         raise RuntimeError('a measured put found no room')
       backend.drop(tuple(e.replica for e in put.evicted))
@@ -67,13 +67,12 @@ class Cycle:
   def get(self, turn: int, depth: int) -> float:
     """Seconds to read chains, others each turn, all under way at once."""
     there = [*self.held]
-    chains = [there[(7 * turn + i) % len(there)] for i in range(depth)]
+    firsts = [there[(7 * turn + i) % len(there)] for i in range(depth)]
     backend, gets = self.blocks.backend, {}
+    asked = [(self._chain(i), self._pages(i)) for i in firsts]
     start_s = time.perf_counter()
-    for first in chains:
-      keys = self._chain(first)
+    for keys, pages in asked:
       held = self.client.hold_prefix(keys, NAME, 0, None, self._now_s)
-      pages = self._pages(first)
       ops = self.client.get_ops(held, NAME, pages.pages)
       gets[backend.transfer(ops, 0, float('inf'))] = held
     arrived = 0
@@ -82,7 +81,7 @@ class Cycle:
         held = gets[completion.work_id]
         arrived += self.client.arrived(held, completion, self._now_s)[0]
     seconds = time.perf_counter() - start_s
-    if arrived != len(chains) * self.batch:
+    if arrived != depth * self.batch:
       raise RuntimeError(f'a measured get brought {arrived} blocks')
     return seconds
 
