@@ -8,6 +8,7 @@ python scripts/bench.py prefill cpp decode mixed soak colocated store \
 
 import argparse
 from datetime import datetime
+import gc
 import json
 from pathlib import Path
 import sys
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
   start_jax(num_devices=4)
   started = datetime.now().isoformat(timespec='seconds')
   with one_line_errors():
-    rows = [row for name in args.names for row in BENCHES[name](args.quick)]
+    rows = [row for name in args.names for row in _run(name, args.quick)]
   show(rows)
   if args.json:
     devices = [str(device) for device in jax.devices()]
@@ -46,6 +47,13 @@ def main(argv: list[str] | None = None) -> int:
   if args.plot:
     plot(rows, args.plot)
   return 0 if all(row.ok for row in rows) else 1
+
+
+def _run(name: str, quick: bool) -> list[Row]:
+  """Runs a benchmark; the collector leaves alone what was there before it."""
+  gc.collect()
+  gc.freeze()
+  return BENCHES[name](quick)
 
 
 def show(rows: list[Row]) -> None:
