@@ -2,14 +2,18 @@
 """Costs fitted to published points: errors, files, and files that are not."""
 
 from dataclasses import fields
+from dataclasses import replace
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cost_pieces import roofline
+from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.costs.points import load_points
+from mooncake_jax.costs.roofline import RooflineCost
 from scripts import fit_costs
 from scripts.config import load
 from scripts.experiment import Experiment
@@ -18,6 +22,13 @@ from scripts.workloads import TRACES
 
 HARDWARE = ROOT / fit_costs.HARDWARE
 PAPER = HARDWARE / 'a800_x8_llama70b.csv'
+# Peak FLOP/s (bf16) and HBM bytes/s of a device.
+SHEETS = {
+  'a100_sxm': (312e12, 2.039e12),
+  'h100_sxm': (989e12, 3.35e12),
+  'h200_sxm': (989e12, 4.8e12),
+  'b200_sxm': (2250e12, 8e12),
+}
 HEADER = 'kind,model,system,backend,ver,tp,isl,prefix,bs,ms,note,num_bytes\n'
 
 
@@ -30,14 +41,12 @@ def tables() -> Path:
   return path
 
 
-def costs_of(name: str, folder: Path) -> PolynomialCost:
+def costs_of(name: str, folder: Path) -> CostModel:
   """What a simulation with this hardware believes."""
   run = (ROOT / 'configs/run/sim_conversation.gin').read_text()
   path = folder / 'run.gin'
   path.write_text(run.replace('hardware/a800_x8.gin', f'hardware/{name}'))
-  costs = load(path, (), Experiment)[0].costs
-  assert isinstance(costs, PolynomialCost)
-  return costs
+  return load(path, (), Experiment)[0].costs
 
 
 def test_held_out_points_are_predicted():
@@ -80,10 +89,38 @@ def test_committed_costs_are_what_the_points_give(csv):
 )
 def test_committed_costs_load_and_are_of_this_order(name, tmp_path):
   costs = costs_of(name, tmp_path)
+  assert isinstance(costs, PolynomialCost)
   assert 1e-5 < costs.prefill_s_per_token < 2e-4
   assert 3e-3 < costs.decode_base_s < 3e-2
   assert 5e10 < costs.copy_bytes_per_s < 5e11
   assert all(getattr(costs, field.name) >= 0 for field in fields(costs))
+
+
+@pytest.mark.parametrize(
+  'name', sorted(p.name for p in HARDWARE.glob('tpu_*.gin'))
+)
+def test_data_sheets_load_and_hold_a_llama_70b(name, tmp_path):
+  costs = costs_of(name, tmp_path)
+  assert isinstance(costs, RooflineCost)
+  reading_s = 141e9 / (costs.num_devices * costs.hbm_bytes_per_s)
+  assert reading_s < costs.decode_step_s(1, 0) < 2 * reading_s
+  assert 0.1 < costs.prefill_s(8192, 0) < 2.0
+
+
+def test_data_sheets_are_as_far_off_as_their_heads_say():
+  errors = [
+    (
+      [c.prefill_s(s.chunk_tokens, s.prefix_tokens) / s.seconds for s in p],
+      [c.decode_step_s(s.batch_size, s.context_tokens) / s.seconds for s in d],
+    )
+    for lane, (p, d, _) in load_points(tables()).items()
+    if 'fp8' not in lane.model.lower()
+    for c in [replace(roofline(*SHEETS[lane.system]), num_devices=lane[2])]
+  ]
+  prefill, decode = (np.hstack(part) - 1 for part in zip(*errors))
+  assert np.abs(prefill).mean() == pytest.approx(0.18, abs=0.01)
+  assert np.abs(decode).mean() == pytest.approx(0.33, abs=0.01)
+  assert decode.mean() == pytest.approx(-0.33, abs=0.01)
 
 
 @pytest.mark.parametrize(
