@@ -10,6 +10,7 @@ from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.slo import SLO
+from mooncake_jax.systems.vllm import VllmSpec
 from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from scripts.models import Model
 from scripts.workloads import Workload
@@ -37,6 +38,8 @@ class Experiment:
       see model/attention.py.
     compare_reuse: serve the same requests once more with reuse off.
     show_answers: print so many of the outputs.
+    vllm: serves instead of the cluster, in a simulation: coupled instances, to
+      compare with; the conductor and most of the cluster have no part then.
     keeps_journal: whether all that happened is kept, for timelines and to
       replay it; a large simulation takes less memory and time without.
   """
@@ -56,14 +59,15 @@ class Experiment:
   attention: Literal['jnp', 'pallas', 'cudnn', 'tpu_ragged'] = 'jnp'
   compare_reuse: bool = False
   show_answers: int = 0
+  vllm: VllmSpec | None = None
   keeps_journal: bool = True
 
   def __post_init__(self):
-    for name in ('truth', 'true_instances'):
+    for name in ('truth', 'true_instances', 'vllm'):
       if getattr(self, name) is not None and self.backend == 'device':
         raise ValueError(
           f'Experiment.{name}={getattr(self, name)} needs '
-          'Experiment.backend="virtual": devices take what they take'
+          'Experiment.backend="virtual"'
         )
     known = (*self.cluster.prefill_names, *self.cluster.decode_names)
     for name in (*self.instances, *(self.true_instances or ())):

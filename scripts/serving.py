@@ -19,6 +19,8 @@ from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import Journal
 from mooncake_jax.serve import serve
 from mooncake_jax.sim.virtual import VirtualBackend
+from mooncake_jax.systems.vllm import serve_vllm
+from mooncake_jax.systems.vllm import VllmSpec
 from scripts.experiment import Experiment
 from scripts.workloads import Prepared
 
@@ -51,6 +53,8 @@ def serve_once(
   on_event: Callable[[Event], None] | None = None,
 ) -> Outcome:
   """Serves on an idle backend whose clock stands at 0."""
+  if experiment.vllm is not None:
+    return _serve_vllm(experiment, experiment.vllm, prepared)
   conductor = conductor_of(experiment, config)
   cluster = cluster_of(experiment, config, backend, conductor)
   records, journal = serve(
@@ -63,6 +67,19 @@ def serve_once(
   )
   summary = summarize(records, experiment.slo)
   return Outcome(records, journal, summary, prepared)
+
+
+def _serve_vllm(
+  experiment: Experiment, spec: VllmSpec, prepared: Prepared
+) -> Outcome:
+  """The same requests on coupled instances; nobody tells events."""
+  records = serve_vllm(
+    prepared.requests,
+    spec,
+    experiment.truth or experiment.costs,
+    experiment.cluster.block_size_tokens,
+  )
+  return Outcome(records, [], summarize(records, experiment.slo), prepared)
 
 
 def conductor_of(

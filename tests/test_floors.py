@@ -37,6 +37,7 @@ FLOORS = {
   'serve': 4,
   'sim': 4,
   'engine': 4,
+  'systems': 4,
   'gateway': 5,
   'distributed': 5,
   'report': 5,

@@ -34,11 +34,9 @@ class Decoding:
 
   def steps_by(self, time_s: float) -> int:
     """Steps until the first boundary at or after time_s; at least one."""
-    if not self.interval_s or time_s <= self.first_s:
-      return 1
-    # The small slack keeps a boundary hit exactly from rounding up.
-    late = (time_s - self.first_s) / self.interval_s - 1e-9
-    return min(1 + math.ceil(late), self.num_steps)
+    return min(
+      steps_until(self.first_s, self.interval_s, time_s), self.num_steps
+    )
 
   def cut_short(self, time_s: float) -> bool:
     """Ends it at that boundary; whether this is sooner than it would."""
@@ -67,14 +65,30 @@ def decoding(
   num_rows = len(batch.rows)
   num_steps = min(max_steps, min(row.remaining for row in batch.rows))
   context = sum(row.position + 1 for row in batch.rows)
-  first_step_s = costs.decode_step_s(num_rows, context)
-  last_step_s = costs.decode_step_s(
-    num_rows, context + (num_steps - 1) * num_rows
-  )
-  total_s = num_steps * (first_step_s + last_step_s) / 2
-  interval_s = (
-    (total_s - first_step_s) / (num_steps - 1) if num_steps > 1 else 0.0
-  )
-  return Decoding(
-    work_id, batch, now_s, now_s + first_step_s, interval_s, num_steps
-  )
+  first_s, interval_s = step_times(costs, num_rows, context, num_steps)
+  return Decoding(work_id, batch, now_s, now_s + first_s, interval_s, num_steps)
+
+
+def step_times(
+  costs: CostModel, num_rows: int, context_tokens: int, num_steps: int
+) -> tuple[float, float]:
+  """Seconds of the first of some steps, and from each to the next.
+
+  Contexts grow by a token a row and step, so the steps take longer and longer;
+  all but the first are given the mean of the others.
+  """
+  first_s = costs.decode_step_s(num_rows, context_tokens)
+  if num_steps == 1:
+    return first_s, 0.0
+  last_context = context_tokens + (num_steps - 1) * num_rows
+  last_s = costs.decode_step_s(num_rows, last_context)
+  total_s = num_steps * (first_s + last_s) / 2
+  return first_s, (total_s - first_s) / (num_steps - 1)
+
+
+def steps_until(first_s: float, interval_s: float, time_s: float) -> int:
+  """Steps until the first boundary at or after time_s; at least one."""
+  if not interval_s or time_s <= first_s:
+    return 1
+  # The small slack keeps a boundary hit exactly from rounding up.
+  return 1 + math.ceil((time_s - first_s) / interval_s - 1e-9)

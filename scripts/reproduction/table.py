@@ -7,6 +7,8 @@ from scripts.reproduction.arxiv import arxiv
 from scripts.reproduction.blind import bandwidth
 from scripts.reproduction.blind import split
 from scripts.reproduction.breakdown import breakdown
+from scripts.reproduction.capacity import capacity
+from scripts.reproduction.capacity import prefill_time
 from scripts.reproduction.hits import hits
 from scripts.reproduction.hot_keys import replica_counts
 from scripts.reproduction.page import Experiment
@@ -16,6 +18,8 @@ from scripts.reproduction.pooling import pooling
 EXPERIMENTS: dict[str, Experiment] = {
   'breakdown': breakdown,
   'policies': policies,
+  'capacity': capacity,
+  'prefill': prefill_time,
   'hits': hits,
   'pooling': pooling,
   'replicas': replica_counts,
