@@ -70,12 +70,7 @@ def capacity(runs: Runs) -> Section:
   rows, panels, checks = [], {}, {}
   for name, by_system in found.items():
     rows += _capacity_rows(name, by_system)
-    panels[name] = {
-      system: [
-        (int(ms), 100 * by_system[system]['capacity'][ms]) for ms in SHOWN_MS
-      ]
-      for system in SYSTEMS
-    }
+    panels[name] = {s: _curve(by_system[s]) for s in SYSTEMS}
     checks |= _orders(name, by_system)
   columns = ('workload', 'system')
   for ms in LIMITS_MS:
@@ -84,16 +79,20 @@ def capacity(runs: Runs) -> Section:
   return Section(
     "Effective request capacity (FAST'25 figures 1, 6 and 7)",
     [
-      '16 nodes each: 8 + 8 of Mooncake and of a DistServe-like system (prefill '
-      'and decode apart, no store), 16 vLLM-like ones (`systems/vllm.py`). '
-      'Share in % of all requests with a TTFT of at most 30 s and a TBT (mean '
-      "of the longest tenth of a request's intervals) within the limit. Tool & "
-      'agent is generated: only its order counts.',
+      '16 nodes each: 8 + 8 of Mooncake and of a DistServe-like system '
+      '(prefill and decode apart, no store), 16 vLLM-like ones '
+      '(`systems/vllm.py`). Share in % of all requests with a TTFT of at most '
+      "30 s and a TBT (mean of the longest tenth of a request's intervals) "
+      'within the limit. Tool & agent is generated: only its order counts.',
       table(columns, rows),
     ],
     plots={'capacity': figure},
     checks=checks,
   )
+
+
+def _curve(figures: Figures) -> list[tuple[int, float]]:
+  return [(int(ms), 100 * figures['capacity'][ms]) for ms in SHOWN_MS]
 
 
 def _capacity_rows(name: str, by_system: dict[str, Figures]) -> Iterator[tuple]:
