@@ -85,6 +85,8 @@ class Request:
       their salt is the tenant.
     output_block_keys: keys of all blocks that the longest output completes,
       where no tokens will tell them; () if nobody knows.
+    reuse_known: whether equal keys are all that could be reused. A trace
+      without hashes has keys that nothing shares, and no hit rate.
   """
 
   request_id: str
@@ -99,6 +101,7 @@ class Request:
   priority: int = 0
   identity: str = '0'
   output_block_keys: tuple[BlockKey, ...] = ()
+  reuse_known: bool = True
 
   def __post_init__(self):
     name = f'request {self.request_id!r}'
@@ -215,6 +218,7 @@ class RequestRecord:
       ('local_device', 'local_host', 'local_ssd',
       'remote_host': another instance's, on whatever medium;
       'remote_store': a Mooncake Store's).
+    reuse_known: whether the workload says what could be reused.
     prefill_s: seconds its chunks ran.
     preemptions: how often it lost its decode pages and resumed.
     preempted_s: seconds from there until its KVCache was back.
@@ -235,6 +239,7 @@ class RequestRecord:
   outcome: Outcome = 'running'
   reason: str = ''
   reused_tokens: dict[str, int] = field(default_factory=dict)
+  reuse_known: bool = True
   predicted_ttft_s: float | None = None
   predicted_tbt_s: float | None = None
   predicted_queue_s: float | None = None

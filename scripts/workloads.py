@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dataclasses import field
 import os
 from pathlib import Path
+from typing import Literal
 from typing import Protocol
 
 from mooncake_jax.cluster_spec import ClusterSpec
@@ -16,11 +17,16 @@ from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.request import Sampling
 from mooncake_jax.serve import FollowUp
+from mooncake_jax.workload.bailian import BAILIAN_TOKENS_PER_HASH_ID
+from mooncake_jax.workload.bailian import load_bailian
+from mooncake_jax.workload.csv_traces import load_azure
+from mooncake_jax.workload.csv_traces import load_burstgpt
 from mooncake_jax.workload.scale import scale_trace
 from mooncake_jax.workload.scale import TraceScale
 from mooncake_jax.workload.tokens import to_requests
 from mooncake_jax.workload.tokens import TokenMaker
 from mooncake_jax.workload.trace import load_trace
+from mooncake_jax.workload.trace import TOKENS_PER_HASH_ID
 from mooncake_jax.workload.trace import TraceRow
 from scripts.models import Model
 
@@ -56,30 +62,52 @@ class Workload(Protocol):
     ...
 
 
+TraceFormat = Literal['mooncake', 'azure', 'burstgpt', 'bailian']
+_LOADERS: dict[
+  TraceFormat, Callable[[str], tuple[list[TraceRow], list[str]]]
+] = {
+  'mooncake': load_trace,
+  'azure': load_azure,
+  'burstgpt': load_burstgpt,
+  'bailian': load_bailian,
+}
+
+
 @dataclass(frozen=True)
 class Rows:
   """Trace rows and the bad lines met on the way."""
 
   rows: list[TraceRow]
   errors: list[str]
+  tokens_per_hash_id: int = TOKENS_PER_HASH_ID
 
 
-def published(name: str) -> Rows:
+def published(name: str, trace_format: TraceFormat = 'mooncake') -> Rows:
   """A published trace from the folder in MOONCAKE_JAX_TRACES.
 
   Raises:
-    ValueError: the variable is not set.
+    ValueError: the variable is not set, or the file is of another format.
     OSError: there is no such file.
   """
   folder = os.environ.get(TRACES)
   if folder is None:
     raise ValueError(f'{name}: {TRACES} is not set to the folder of traces')
-  return from_file(str(Path(folder) / name))
+  return from_file(str(Path(folder) / name), trace_format)
 
 
-def from_file(path: str) -> Rows:
-  """A trace in the published format."""
-  return Rows(*load_trace(path))
+def from_file(path: str, trace_format: TraceFormat = 'mooncake') -> Rows:
+  """A trace in a published format, see the loaders in `workload/`.
+
+  Raises:
+    ValueError: the file is of another format: none of its lines can be read.
+    OSError: there is no such file.
+  """
+  rows, errors = _LOADERS[trace_format](path)
+  if errors and not rows:
+    raise ValueError(f'not a trace in format {trace_format!r}: {errors[0]}')
+  if trace_format == 'bailian':
+    return Rows(rows, errors, BAILIAN_TOKENS_PER_HASH_ID)
+  return Rows(rows, errors)
 
 
 @dataclass(frozen=True)
@@ -102,7 +130,7 @@ class TraceWorkload:
     self, model: Model, config: ModelConfig, cluster: ClusterSpec, tokens: bool
   ) -> Prepared:
     read = self.rows if isinstance(self.rows, Rows) else Rows(self.rows, [])
-    scaled = scale_trace(read.rows, self.scale)
+    scaled = scale_trace(read.rows, self.scale, read.tokens_per_hash_id)
     maker = self._maker(config, scaled.tokens_per_hash_id) if tokens else None
     requests = to_requests(
       scaled.rows,

@@ -151,7 +151,12 @@ class RecordBook:
     name = request.request_id
     if name in self._records:
       raise ValueError(f'request_id={name!r} came twice')
-    record = RequestRecord(name, request.num_prompt_tokens, request.arrival_s)
+    record = RequestRecord(
+      name,
+      request.num_prompt_tokens,
+      request.arrival_s,
+      reuse_known=request.reuse_known,
+    )
     self._records[name] = record
     return record
 

@@ -44,7 +44,8 @@ class Summary:
     effective_request_capacity: effective / offered; every rejection, failure
       and late answer counts against it.
     hit_rate: prompt tokens not computed / prompt tokens, both summed over the
-      requests whose prefill ended (those rejected late included).
+      requests whose prefill ended (those rejected late included). None where
+      the workload does not say what prompts share (a trace without hashes).
     hit_rate_by_tier: its parts by the tier that held them; their sum.
     hit_rate_request_mean: mean of these requests' own ratios.
     ttft_s: arrival to first token, of completed requests.
@@ -75,9 +76,9 @@ class Summary:
   cancelled: int
   effective: int
   effective_request_capacity: float
-  hit_rate: float
+  hit_rate: float | None
   hit_rate_by_tier: dict[str, float]
-  hit_rate_request_mean: float
+  hit_rate_request_mean: float | None
   ttft_s: Statistics
   tbt_tail_s: Statistics
   tbt_s: Statistics
@@ -190,10 +191,17 @@ def _interval_statistics(records: Sequence[RequestRecord]) -> Statistics:
 
 def _hits(prefilled: Sequence[RequestRecord]) -> dict[str, Any]:
   """The three hit rates of requests whose prefill ended."""
-  prompt_tokens = sum(record.prompt_tokens for record in prefilled)
+  known = [record for record in prefilled if record.reuse_known]
+  if prefilled and not known:
+    return {
+      'hit_rate': None,
+      'hit_rate_by_tier': {},
+      'hit_rate_request_mean': None,
+    }
+  prompt_tokens = sum(record.prompt_tokens for record in known)
   reused: Counter[str] = Counter()
   ratios = []
-  for record in prefilled:
+  for record in known:
     tokens = sum(record.reused_tokens.values())
     assert tokens <= record.prompt_tokens, f'{record=}'
     reused.update(record.reused_tokens)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trace is like: lengths, rate, and how much of it could be reused."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +36,7 @@ class TraceStatistics:
     hit_rate_request_mean: mean of the requests' own ratios.
     hit_requests: share of requests that reuse at least one block.
     hottest_block_requests: requests that have the most frequent block.
+      These four are None of a trace without hashes, which can't know them.
   """
 
   num_requests: int
@@ -42,10 +45,15 @@ class TraceStatistics:
   output_tokens: Lengths
   num_blocks: int
   num_unique_blocks: int
-  hit_rate: float
-  hit_rate_request_mean: float
-  hit_requests: float
-  hottest_block_requests: int
+  hit_rate: float | None
+  hit_rate_request_mean: float | None
+  hit_requests: float | None
+  hottest_block_requests: int | None
+
+
+UNKNOWN = dict.fromkeys(
+  'hit_rate hit_rate_request_mean hit_requests hottest_block_requests'.split()
+)
 
 
 def trace_statistics(
@@ -68,11 +76,19 @@ def trace_statistics(
     output_tokens=_lengths([row.output_tokens for row in rows]),
     num_blocks=sum(uses.values()),
     num_unique_blocks=len(uses),
-    hit_rate=sum(hits) / sum(inputs),
-    hit_rate_request_mean=float(np.mean(np.divide(hits, inputs))),
-    hit_requests=float(np.mean([hit > 0 for hit in hits])),
-    hottest_block_requests=max(uses.values()),
+    **(_hits(hits, inputs, uses) if all(r.hashed for r in rows) else UNKNOWN),
   )
+
+
+def _hits(
+  hits: Sequence[int], inputs: Sequence[int], uses: Mapping[int, int]
+) -> dict[str, Any]:
+  return {
+    'hit_rate': sum(hits) / sum(inputs),
+    'hit_rate_request_mean': float(np.mean(np.divide(hits, inputs))),
+    'hit_requests': float(np.mean([hit > 0 for hit in hits])),
+    'hottest_block_requests': max(uses.values()),
+  }
 
 
 def _reuse(

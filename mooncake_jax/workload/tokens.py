@@ -178,6 +178,7 @@ def to_requests(
         sampling=sampling or Sampling(),
         tenant=tenant,
         identity=identity,
+        reuse_known=row.hashed,
       )
     )
   return sorted(requests, key=lambda request: request.arrival_s)

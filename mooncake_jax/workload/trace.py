@@ -44,12 +44,15 @@ class TraceRow:
     timestamp_s: arrival, from the start of the trace.
     input_tokens, output_tokens: lengths, at least 1.
     hash_ids: one a started block of the prompt, first block first.
+    hashed: whether the trace has them. Where it does not, they are made up,
+      no two alike, and nobody knows what could be reused.
   """
 
   timestamp_s: float
   input_tokens: int
   output_tokens: int
   hash_ids: tuple[int, ...]
+  hashed: bool = True
 
 
 def parse_row(
@@ -70,7 +73,7 @@ def parse_row(
   timestamp_ms = number_of(fields, 'timestamp', where, _MAX_TIMESTAMP_MS)
   input_tokens = count_of(fields, 'input_length', where)
   output_tokens = count_of(fields, 'output_length', where)
-  hash_ids = _hash_ids(fields, where)
+  hash_ids = hash_ids_of(fields, where)
   num_blocks = -(-input_tokens // tokens_per_hash_id)
   if len(hash_ids) != num_blocks:
     raise ValueError(
@@ -152,12 +155,15 @@ def load_trace(
       rows.append(source[i])
     except ValueError as error:
       errors.append(str(error))
-  _note_backwards(rows, source.path)
+  note_backwards(rows, source.path)
   return rows, errors
 
 
 def write_trace(path: str | Path, rows: Sequence[TraceRow]) -> None:
-  """Writes rows in the published format, timestamps to the nearest ms."""
+  """Writes rows in the published format, timestamps to the nearest ms.
+
+  It has no way to say that ids were made up (`TraceRow.hashed`).
+  """
   with open(path, 'w', encoding='utf-8') as file:
     for row in rows:
       fields = {
@@ -178,7 +184,8 @@ def _index_lines(path: str) -> Iterator[tuple[int, int, int]]:
       offset += len(line)
 
 
-def _note_backwards(rows: Sequence[TraceRow], path: str) -> None:
+def note_backwards(rows: Sequence[TraceRow], path: str | Path) -> None:
+  """Warns once where timestamps of a file go backwards."""
   times = [row.timestamp_s for row in rows]
   count = sum(b < a for a, b in pairwise(times))
   if count:
@@ -187,7 +194,12 @@ def _note_backwards(rows: Sequence[TraceRow], path: str) -> None:
     )
 
 
-def _hash_ids(fields: dict[str, Any], where: str) -> tuple[int, ...]:
+def hash_ids_of(fields: dict[str, Any], where: str) -> tuple[int, ...]:
+  """The list of ids of a line, however many.
+
+  Raises:
+    ValueError: it is missing, no list, or has something that is no id.
+  """
   values = value_of(fields, 'hash_ids', where)
   if not isinstance(values, list):
     raise ValueError(f'{where}: hash_ids={short(values)} must be a list')
