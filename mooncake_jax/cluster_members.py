@@ -105,7 +105,7 @@ class Members:
     self._becoming.pop(name, None)
     self._gone.add(name)
     self._mark(name, is_gone=True)
-    with self._flow.turn():
+    with self._flow.turn:
       for run in [*self._flow.runs.values()]:
         if not run.ended and _needs(run, name):
           now_s = self._backend.now_s()

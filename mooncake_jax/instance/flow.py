@@ -6,8 +6,7 @@ freed when it has ended and no work touches them, so nothing late lands in
 reused pages.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 from mooncake_jax.backend import Backend
@@ -35,11 +34,15 @@ from mooncake_jax.instance.run import RunKey
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Work
+from mooncake_jax.instance.run import WorkStep
 from mooncake_jax.instance.storing import InstanceStore
+from mooncake_jax.instance.turn import Turn
 from mooncake_jax.instance.works import work_done
 from mooncake_jax.instance.works import Works
 from mooncake_jax.request import TokenSegment
 
+# The last events of a try.
+ENDS = (Finished, Failed, Cancelled, RejectedLate)
 # Steps that timelines show.
 TIMELINE = ('chunk', 'fetch', 'put', 'handoff', 'put_output')
 
@@ -66,10 +69,18 @@ class Flow:
     self._woken: set[str] = set()
     self._events: list[Event] = []
     self.runs: dict[RunKey, Run] = {}
-    # Decode instances to be looked at when all else of this turn is done.
-    self._stirred: dict[str, None] = {}
-    self._depth = 0
+    self.turn = Turn(self._go_on)
     self.tells_works = True
+    self._handlers: dict[WorkStep, Callable[[Work, Completion], None]] = {
+      'probe': self._on_probe,
+      'fetch': self._on_fetch,
+      'chunk': self._on_chunk,
+      'put': self._on_put,
+      'handoff': self._on_handoff,
+      'put_output': self._on_put,
+      'decode': self._on_decode,
+      'copy': self._on_copies,
+    }
 
   @property
   def idle(self) -> bool:
@@ -120,63 +131,31 @@ class Flow:
 
   def apply(self, effects: Effects) -> None:
     """Carries out what instances and store caused, in order."""
-    with self.turn():
+    if not effects:
+      return
+    with self.turn:
       for effect in effects:
-        match effect:
-          case Start(work):
-            self._works.start(work)
-          case Stop(work):
-            self._works.stop(work)
-          case Drop(replicas):
-            self._backend.drop(replicas)
-          case _:
-            self._events.append(effect)
-            if isinstance(effect, (Finished, Failed, Cancelled, RejectedLate)):
-              self._end(effect)
-
-  @contextmanager
-  def turn(self) -> Iterator[None]:
-    """What belongs together; then decode instances go on, with all of it.
-
-    Else a page that the first of two ended rows gives back would start steps
-    of the second.
-    """
-    self._depth += 1
-    try:
-      yield
-      while self._depth == 1 and self._stirred:
-        name = next(iter(self._stirred))
-        del self._stirred[name]
-        self._go_on(self.decode[name])
-    finally:
-      self._depth -= 1
+        if isinstance(effect, Start):
+          self._works.start(effect.work)
+        elif isinstance(effect, Stop):
+          self._works.stop(effect.work)
+        elif isinstance(effect, Drop):
+          self._backend.drop(effect.replicas)
+        else:
+          self._events.append(effect)
+          if isinstance(effect, ENDS):
+            self._end(effect)
 
   def complete(self, completion: Completion) -> None:
     """Moves on what waited for a work that ended or made progress."""
-    with self.turn():
-      self._complete(completion)
-
-  def _complete(self, completion: Completion) -> None:
-    work = self._works.completed(completion)
-    if self.tells_works and work.run is not None and work.step in TIMELINE:
-      self._events.append(work_done(work, work.run, completion))
-    handler = (
-      self._on_void
-      if work.is_void
-      else {
-        'probe': self._on_probe,
-        'fetch': self._on_fetch,
-        'chunk': self._on_chunk,
-        'put': self._on_put,
-        'handoff': self._on_handoff,
-        'put_output': self._on_put,
-        'decode': self._on_decode,
-        'copy': self._on_copies,
-      }[work.step]
-    )
-    handler(work, completion)
-    if work.run is not None:
-      self._release(work.run)
+    with self.turn:
+      work = self._works.completed(completion)
+      if self.tells_works and work.run is not None and work.step in TIMELINE:
+        self._events.append(work_done(work, work.run, completion))
+      on_end = self._on_void if work.is_void else self._handlers[work.step]
+      on_end(work, completion)
+      if work.run is not None:
+        self._release(work.run)
 
   def _on_probe(self, work: Work, completion: Completion) -> None:
     self.apply(
@@ -273,7 +252,7 @@ class Flow:
     if run.state == 'transferring' and not run.handoffs_open:
       self.apply([KVArrived(time_s, *run.key, run.placement.decode)])
       self.apply(self.decode[run.placement.decode].join(run))
-      self._stirred[run.placement.decode] = None
+      self.turn.stir(run.placement.decode)
 
   def _on_decode(self, work: Work, completion: Completion) -> None:
     decode = self.decode[work.instance]
@@ -289,10 +268,11 @@ class Flow:
           )
     for run in runs:
       self._release(run)
-    self._stirred[decode.name] = None
+    self.turn.stir(decode.name)
 
-  def _go_on(self, decode: DecodeInstance) -> None:
+  def _go_on(self, name: str) -> None:
     """Starts the next steps, once it is known who has to make room."""
+    decode = self.decode[name]
     while (run := decode.victim()) is not None:
       self._preempt(run, self._backend.now_s())
     self.apply(decode.advance())
@@ -344,10 +324,12 @@ class Flow:
 
   def _release(self, run: Run) -> None:
     """Frees pages that nothing uses and lets in who waited for them."""
+    if not run.has_left and not (run.prefilled and run.prefill_pages):
+      return
     prefill, decode = run.placement.prefill, run.placement.decode
     waiting: set[str] = set()
     if self.decode[decode].release(run):
-      self._stirred[decode] = None
+      self.turn.stir(decode)
       self.apply(self.decode[decode].came_free())
       waiting |= self._held_back.pop(decode, set())
     freed, effects = self.prefill[prefill].release(run, self._backend.now_s())
@@ -359,19 +341,24 @@ class Flow:
       self.runs.pop(run.key, None)
     elif run.state == 'preempted' and not run.works:
       self._resume(run)
-    for name in sorted(waiting & self.prefill.keys()):
-      self._start_next(name)
+    if waiting:
+      for name in sorted(waiting & self.prefill.keys()):
+        self._start_next(name)
 
   def _start_next(self, name: str) -> None:
     names = {name}
     while names:
-      for each in sorted(names & self.prefill.keys()):
+      for each in sorted(names) if len(names) > 1 else names:
+        if each not in self.prefill:
+          continue
         self.apply(
           self.prefill[each].start_next(
             partial(self._reserve, each), self._backend.now_s()
           )
         )
-      names, self._woken = self._woken, set()
+      names = self._woken
+      if names:
+        self._woken = set()
 
   def _reserve(self, name: str, run: Run) -> bool:
     """Reserves decode pages, or notes that prefill `name` waits for some."""

@@ -179,7 +179,7 @@ class PrefillInstance:
 
   def leave(self, run: Run, now_s: float) -> Effects:
     """Takes an ended run out; its pages go when no work uses them."""
-    if run in self.queue:
+    if not run.turn and run in self.queue:
       self.queue.remove(run)
     self._forget(run)
     return self._dispatch(now_s)

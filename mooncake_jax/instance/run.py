@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
 from typing import Literal
+from typing import NamedTuple
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
@@ -36,7 +37,7 @@ State = Literal[
 ]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Run:
   """Where a try stands. Its pages are its own until no work uses them.
 
@@ -65,6 +66,7 @@ class Run:
     handoffs_open: handoff works under way.
     prefill_start_s, prefill_stop_s: when the first chunk began and the last
       one ended, so far; prefill_s: how long any ran.
+    key: names the try.
     num_emitted, last_token, output: of what was emitted since the prompt; the
       tokens where they are known.
   """
@@ -98,10 +100,10 @@ class Run:
   num_emitted: int = 0
   last_token: int | None = None
   output: list[int] = field(default_factory=list)
+  key: RunKey = field(init=False)
 
-  @property
-  def key(self) -> RunKey:
-    return self.request.request_id, self.placement.attempt
+  def __post_init__(self):
+    self.key = self.request.request_id, self.placement.attempt
 
   @property
   def ended(self) -> bool:
@@ -110,7 +112,8 @@ class Run:
   @property
   def has_left(self) -> bool:
     """Whether it does not need its pages any more."""
-    return self.state in ('preempted', 'ended')
+    state = self.state
+    return state == 'ended' or state == 'preempted'
 
   @property
   def names_output(self) -> bool:
@@ -188,7 +191,7 @@ WorkStep = Literal[
 Payload = Probe | PrefillChunk | DecodeBatch | tuple[TransferOp, ...]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Work:
   """Work of an instance at the backend.
 
@@ -214,22 +217,19 @@ class Work:
   work_id: int | None = None
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
   """Start this work at the backend."""
 
   work: Work
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(NamedTuple):
   """Cancel this work; its completion still comes."""
 
   work: Work
 
 
-@dataclass(frozen=True)
-class Drop:
+class Drop(NamedTuple):
   """Forget the bytes of these replicas."""
 
   replicas: tuple[Replica, ...]
