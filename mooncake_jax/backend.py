@@ -13,13 +13,18 @@ Device pages are numbered per instance. Page 0 is scratch: padding writes
 there and nobody reads it, so pools hand out pages from 1.
 """
 
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from typing import NamedTuple
+from typing import overload
 from typing import Protocol
 
 import numpy as np
 
+from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Sampling
 from mooncake_jax.request import TokenLogprobs
@@ -113,6 +118,68 @@ class TransferOp(NamedTuple):
   num_bytes: int
 
 
+class BlockOps(Sequence[TransferOp]):
+  """Whole blocks between pages and replicas, in one value however many.
+
+  As a sequence: an op a block and layer range, first layers first.
+
+  Attributes:
+    pages: of an instance; block i lies in pages [i * n, (i + 1) * n) of them.
+    replicas, blocks: what moves: replicas[j] is of block blocks[j].
+    are_puts: pages to replicas, or else replicas to pages.
+  """
+
+  __slots__ = ('are_puts', 'blocks', 'layout', 'pages', 'replicas')
+
+  def __init__(
+    self,
+    layout: KVLayout,
+    pages: DevicePages,
+    replicas: Sequence[Replica],
+    blocks: Sequence[int],
+    are_puts: bool,
+  ):
+    self.layout = layout
+    self.pages = pages
+    self.replicas = replicas
+    self.blocks = blocks
+    self.are_puts = are_puts
+
+  @property
+  def parts(self) -> list[tuple[tuple[int, int], int]]:
+    """Layer ranges, with the bytes that a block has in each."""
+    n, layout = self.layout.pages_per_block, self.layout
+    return [(r, layout.part_bytes(n, r)) for r in layout.layer_ranges]
+
+  @property
+  def segments(self) -> dict[str, int]:
+    """Blocks to or from each segment."""
+    return Counter([replica.segment for replica in self.replicas])
+
+  def __len__(self) -> int:
+    return len(self.replicas) * len(self.layout.layer_ranges)
+
+  def __iter__(self) -> Iterator[TransferOp]:
+    layout, instance = self.layout, self.pages.instance
+    places = [
+      DevicePages(instance, layout.block_pages(self.pages.pages, i))
+      for i in self.blocks
+    ]
+    for layers, num_bytes in self.parts:
+      for place, replica in zip(places, self.replicas):
+        src, dst = (place, replica) if self.are_puts else (replica, place)
+        yield TransferOp(src, dst, *layers, num_bytes)
+
+  @overload
+  def __getitem__(self, index: int) -> TransferOp: ...
+
+  @overload
+  def __getitem__(self, index: slice) -> list[TransferOp]: ...
+
+  def __getitem__(self, index: int | slice) -> TransferOp | list[TransferOp]:
+    return [*self][index]
+
+
 class RowTokens(NamedTuple):
   """What one row of a decode batch emitted in one completion.
 
@@ -183,7 +250,7 @@ class Backend(Protocol):
 
   def transfer(
     self,
-    ops: tuple[TransferOp, ...],
+    ops: Sequence[TransferOp],
     priority: int,
     deadline_s: float,
     after: tuple[WorkId, ...] = (),

@@ -8,6 +8,7 @@ still be read, as on devices: whoever reads them has to notice that its lease is
 over.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +37,7 @@ class Shadow:
     self._pages: dict[tuple[str, int, int], bytes] = {}
     self._replicas: dict[tuple[Replica, int], tuple[bytes, ...]] = {}
     self._works: dict[WorkId, tuple[str, PrefillChunk]] = {}
-    self._ops: dict[WorkId, tuple[TransferOp, ...]] = {}
+    self._ops: dict[WorkId, Sequence[TransferOp]] = {}
     self._batches: dict[WorkId, tuple[str, DecodeBatch]] = {}
     self.texts: dict[str, bytes] = {}
     # What a store that others fill holds under a key.
@@ -63,7 +64,7 @@ class Shadow:
   def decode(self, work_id: WorkId, instance: str, batch: DecodeBatch) -> None:
     self._batches[work_id] = instance, batch
 
-  def transfer(self, work_id: WorkId, ops: tuple[TransferOp, ...]) -> None:
+  def transfer(self, work_id: WorkId, ops: Sequence[TransferOp]) -> None:
     self._ops[work_id] = ops
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:

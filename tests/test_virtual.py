@@ -82,17 +82,6 @@ def test_a_cancelled_decode_ends_at_the_next_step_boundary(share):
   assert segment.count == boundaries.index(due[0]) + 1
 
 
-def test_transfers_of_a_link_share_it_and_others_do_not():
-  backend = VirtualBackend(COSTS, LAYERS)
-  op = TransferOp(DevicePages('p', (1,)), DevicePages('d', (1,)), 0, 2, 10**6)
-  other = op._replace(src=DevicePages('q', (1,)))
-  for ops in ((op,), (op,), (other,)):
-    backend.transfer(ops, 1, 100.0)
-  times = sorted(c.time_s for c in _drain(backend))
-  one = COSTS.transfer_s(10**6, 'handoff')
-  assert times == pytest.approx([one, one, 2 * one])
-
-
 def test_a_transfer_past_its_deadline_times_out():
   backend = VirtualBackend(COSTS, LAYERS)
   op = TransferOp(DevicePages('p', (1,)), DevicePages('d', (1,)), 0, 2, 10**9)

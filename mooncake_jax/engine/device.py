@@ -189,13 +189,13 @@ class DeviceBackend:
 
   def transfer(
     self,
-    ops: tuple[TransferOp, ...],
+    ops: Sequence[TransferOp],
     priority: int,
     deadline_s: float,
     after: tuple[WorkId, ...] = (),
   ) -> WorkId:
     """See `Backend`."""
-    work_id = self._open()
+    ops, work_id = tuple(ops), self._open()
     self._progress.open(
       work_id, [(op.start_layer, op.stop_layer) for op in ops]
     )

@@ -5,6 +5,7 @@ Instances are state machines: their methods change a `Run` and return effects,
 in order, which the cluster carries out. No method waits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -188,7 +189,7 @@ WorkStep = Literal[
   'put_output',
   'copy',
 ]
-Payload = Probe | PrefillChunk | DecodeBatch | tuple[TransferOp, ...]
+Payload = Probe | PrefillChunk | DecodeBatch | Sequence[TransferOp]
 
 
 @dataclass(eq=False, slots=True)

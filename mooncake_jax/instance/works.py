@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Works under way at the backend: started, told apart, stopped."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence
+
 from mooncake_jax.backend import Backend
+from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.events import WorkDone
@@ -74,10 +79,10 @@ class Works:
   def reads_from(self, instance: str) -> bool:
     """Whether a work under way reads blocks of the instance's segments."""
     return any(
-      isinstance(op.src, Replica) and owner(op.src.segment) == instance
+      owner(segment) == instance
       for work in self._by_id.values()
-      if isinstance(work.payload, tuple)
-      for op in work.payload
+      if isinstance(work.payload, Sequence)
+      for segment in _sources(work.payload)
     )
 
   def needs(self, instance: str) -> bool:
@@ -92,11 +97,18 @@ class Works:
       self.stop(work)
 
 
+def _sources(ops: Sequence[TransferOp]) -> Iterable[str]:
+  """Segments that a transfer reads from."""
+  if isinstance(ops, BlockOps):
+    return () if ops.are_puts else ops.segments
+  return [op.src.segment for op in ops if isinstance(op.src, Replica)]
+
+
 def work_done(work: Work, run: Run, completion: Completion) -> WorkDone:
   """What a timeline shows of a chunk or a transfer that ended."""
   payload = work.payload
   is_chunk = isinstance(payload, PrefillChunk)
-  ops = payload if isinstance(payload, tuple) else ()
+  ops = payload if isinstance(payload, Sequence) else ()
   return WorkDone(
     completion.time_s,
     work.instance,

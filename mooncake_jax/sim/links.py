@@ -1,114 +1,140 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links on the virtual clock: each direction carries one thing after another.
+"""Transfers on the virtual clock: flows through the ports of the links.
 
-The ops of a transfer cross each of their links in the order given. Those that
-are ready, or will be at a known time, go as one burst, at an even rate, and as
-late as it may start without ending later: op i, ready at r_i and behind b_i
-seconds of the burst's earlier bytes, lets it start at max_i(r_i - b_i). So a
-transfer that waits for layers leaves the link to others until then. Bursts
-start in the order in which they may.
+The ops of a transfer that cross the same ports flow one after another, in the
+order given. Those that are ready, or will be at a known time, start as late as
+they may without ending later, were the link theirs alone: op i, ready at r_i
+and behind b_i seconds of earlier bytes, lets them start at max_i(r_i - b_i). So
+a transfer that waits for layers leaves the link to others until then. What it
+passes it shares (`ports.py`).
 """
 
 from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
 from functools import lru_cache
 
+from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
+from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.clock import Due
+from mooncake_jax.sim.ports import Flow
+from mooncake_jax.sim.ports import Port
+from mooncake_jax.sim.ports import Sharing
 from mooncake_jax.sim.works import SimWork
 from mooncake_jax.sim.works import UNKNOWN_S
 
-# A link and the instance whose end of it is busy.
-Lane = tuple[Link, str]
+Layers = tuple[int, int]
+# A link, the instance whose it is, and the one at its other end.
+Lane = tuple[Link, str, str]
 
 
-@dataclass(eq=False)
-class _Train:
-  """What of one transfer crosses one lane, in order.
+class Train(Flow):
+  """What of one transfer crosses the same ports, in order.
 
   Attributes:
     groups: ops in a row of the same layers: (start, stop layer), bytes.
-    seconds: that all of them take there.
-    next_group: the first that is in no burst yet.
-    planned_s: when the last burst may start.
-    num_planned: bursts that have not started.
-    bursts: (first group, stop group, start_s) of those that have.
+    num_planned, num_loaded, num_arrived: of them, those whose start is known,
+      those that flow or have, and those that are there.
+    num_due: loads that are planned and have not begun.
+    planned_s: when the last of these begins.
+    arrived_s: when the groups did.
+    latency_s: until the first byte flows.
+    alone_s: seconds a byte takes where nobody shares.
   """
 
-  lane: Lane
-  groups: list[tuple[tuple[int, int], int]]
-  num_bytes: int = 0
-  seconds: float = 0.0
-  next_group: int = 0
-  planned_s: float = 0.0
-  num_planned: int = 0
-  bursts: list[tuple[int, int, float]] = field(default_factory=list)
+  __slots__ = (
+    'alone_s',
+    'arrived_s',
+    'groups',
+    'latency_s',
+    'num_arrived',
+    'num_due',
+    'num_loaded',
+    'num_planned',
+    'planned_s',
+    'work',
+  )
 
-  def add(self, op: TransferOp) -> None:
-    """Puts an op at the end."""
-    layers, count = (op.start_layer, op.stop_layer), op.num_bytes
-    self.num_bytes += count
-    if self.groups and self.groups[-1][0] == layers:
-      self.groups[-1] = layers, self.groups[-1][1] + count
-    else:
-      self.groups.append((layers, count))
-
-  @property
-  def per_byte_s(self) -> float:
-    return self.seconds / self.num_bytes if self.num_bytes else 0.0
-
-  def ends_s(self) -> dict[tuple[int, int], float]:
-    """When the last op of each layer range has arrived, as far as settled."""
-    ends: dict[tuple[int, int], float] = {}
-    for first, stop, end_s in self.bursts:
-      for layers, num_bytes in self.groups[first:stop]:
-        end_s += num_bytes * self.per_byte_s
-        ends[layers] = end_s
-    for layers, _ in self.groups[self.bursts[-1][1] if self.bursts else 0 :]:
-      ends[layers] = UNKNOWN_S
-    return ends
+  def __init__(
+    self,
+    work: 'SimTransfer',
+    groups: list[tuple[Layers, int]],
+    uses: tuple[tuple[Port, float], ...],
+    latency_s: float,
+  ):
+    super().__init__(uses)
+    self.work = work
+    self.groups = groups
+    self.latency_s = latency_s
+    self.alone_s = max([byte_s for _, byte_s in uses])
+    self.arrived_s: list[float] = []
+    self.num_planned = self.num_loaded = self.num_arrived = self.num_due = 0
+    self.planned_s = 0.0
 
 
-@dataclass(eq=False)
 class SimTransfer(SimWork):
   """A transfer under way.
 
   Attributes:
     begun_s, deadline_s: as `Backend.transfer` was called.
+    trains: what crosses which ports.
     num_moving: trains that have not ended.
-    start_s, stop_s: of its bursts so far.
+    start_s: when its first bytes flowed.
+    due: what is to happen to it: loads, and its deadline.
   """
 
-  ops: tuple[TransferOp, ...] = ()
-  begun_s: float = 0.0
-  deadline_s: float = 0.0
-  num_layers: int = 0
-  trains: list[_Train] = field(default_factory=list)
-  num_moving: int = 0
-  start_s: float = UNKNOWN_S
-  stop_s: float = 0.0
-  due: list[Due] = field(default_factory=list)
-  done_s: list[float] = field(default_factory=list)
+  __slots__ = (
+    'begun_s',
+    'deadline_s',
+    'done_s',
+    'due',
+    'num_layers',
+    'num_moving',
+    'ops',
+    'start_s',
+    'trains',
+  )
+
+  def __init__(
+    self,
+    work_id: WorkId,
+    ops: Sequence[TransferOp],
+    begun_s: float,
+    deadline_s: float,
+    num_layers: int,
+  ):
+    super().__init__(work_id)
+    self.ops = ops
+    self.begun_s = begun_s
+    self.deadline_s = deadline_s
+    self.num_layers = num_layers
+    self.trains: list[Train] = []
+    self.num_moving = 0
+    self.start_s = UNKNOWN_S
+    self.due: list[Due] = []
+    self.done_s: list[float] = []
 
   def layers_s(self) -> Sequence[float]:
     if self.done_s:
       return self.done_s
     done_s = self.done_s = [0.0] * self.num_layers
     for train in self.trains:
-      for (first, stop), end_s in train.ends_s().items():
+      for i, ((first, stop), _) in enumerate(train.groups):
+        end_s = UNKNOWN_S
+        if i < train.num_arrived:
+          end_s = train.arrived_s[i]
         for layer in range(first, stop):
-          done_s[layer] = max(done_s[layer], end_s)
+          if end_s > done_s[layer]:
+            done_s[layer] = end_s
     return done_s
 
 
@@ -127,8 +153,8 @@ class Links:
 
     Args:
       costs_of: what work takes at an instance.
-      settled: called when it is known when ops of a transfer will arrive.
-      ended: called when that is known of all.
+      settled: called when ops of a transfer have arrived.
+      ended: called when all have.
       partners: instances on the same devices; pages go between them at once,
         as if they did not move.
     """
@@ -137,50 +163,78 @@ class Links:
     self._clock = clock
     self._settled = settled
     self._ended = ended
-    self._free_s: dict[Lane, float] = defaultdict(float)
+    self._sharing = Sharing(clock, self._reached)
+    # By (what, whose): 'out' and 'in' of the network, else the link's name.
+    self.ports: dict[tuple[str, str], Port] = defaultdict(Port)
 
   def enter(self, work: SimTransfer) -> None:
     """Starts a transfer, as far as it need not wait."""
-    trains: dict[Lane, _Train] = {}
-    for op in work.ops:
-      if self._stays(op):
-        continue
-      lane = _lane(op)
-      train = trains.get(lane)
-      if train is None:
-        train = trains[lane] = _Train(lane, [])
-      train.add(op)
-    work.trains = list(trains.values())
-    work.num_moving = len(trains)
-    for train in work.trains:
-      link, name = train.lane
-      train.seconds = self._costs_of(name).transfer_s(train.num_bytes, link)
-    self.poke(work)
-    if not trains:
-      self._ended(work)
+    for lane, groups in self._lanes(work.ops).items():
+      work.trains.append(self._train(work, lane, groups))
+    work.num_moving = len(work.trains)
+    if work.trains:
+      self.poke(work)
+    else:
+      work.due.append(self._clock.at(0.0, self._ended, work))
 
   def poke(self, work: SimTransfer) -> None:
     """Something that the transfer follows was settled, or nothing has to be."""
+    now_s = self._clock.now_s
     for train in work.trains:
-      first = train.next_group
+      first = train.num_planned
       start_s = self._extend(work, train)
-      if train.next_group == first:
+      count = train.num_planned - first
+      if not count:
         continue
+      if not first and train.latency_s:
+        start_s = max(start_s, now_s) + train.latency_s
       train.planned_s = max(train.planned_s, start_s)
-      train.num_planned += 1
-      burst = work, train, first, train.next_group
-      if train.planned_s > self._clock.now_s or train.num_planned > 1:
-        work.due.append(self._clock.at(train.planned_s, self._burst, *burst))
+      if train.planned_s > now_s or train.num_due:
+        train.num_due += 1
+        due = self._clock.at(train.planned_s, self._planned, train, count)
+        work.due.append(due)
       else:
-        self._burst(*burst)
+        self._load(train, count)
+
+  def watch(self, work: SimTransfer) -> None:
+    """Somebody follows it from now on, group by group."""
+    for train in work.trains:
+      if train.num_arrived < train.num_loaded:
+        self._set_stop(train)
+        self._sharing.restop(train)
 
   def remove(self, work: SimTransfer) -> None:
-    """Nothing more of it starts; what is on a link still takes its time."""
+    """Nothing more of it flows."""
     for due in work.due:
       self._clock.drop(due)
+    for train in work.trains:
+      if train.byte_s:
+        self._sharing.leave(train)
+
+  # What crosses which ports.
+
+  def _lanes(
+    self, ops: Sequence[TransferOp]
+  ) -> dict[Lane, list[tuple[Layers, int]]]:
+    """Groups of ops by the ports that they cross."""
+    lanes: dict[Lane, list[tuple[Layers, int]]] = {}
+    if isinstance(ops, BlockOps):
+      for segment, count in ops.segments.items():
+        lane = _block_lane(segment, ops.pages.instance, ops.are_puts)
+        groups = lanes.setdefault(lane, [])
+        for layers, num_bytes in ops.parts:
+          _add(groups, layers, count * num_bytes)
+      return lanes
+    for op in ops:
+      if not self._stays(op):
+        layers = op.start_layer, op.stop_layer
+        _add(lanes.setdefault(_lane(op), []), layers, op.num_bytes)
+    return lanes
 
   def _stays(self, op: TransferOp) -> bool:
     """Whether it goes from an instance to the one on the same devices."""
+    if not self._partners:
+      return False
     src, dst = op.src, op.dst
     return (
       isinstance(src, DevicePages)
@@ -188,45 +242,119 @@ class Links:
       and self._partners.get(src.instance) == dst.instance
     )
 
-  def _extend(self, work: SimTransfer, train: _Train) -> float:
+  def _train(
+    self, work: SimTransfer, lane: Lane, groups: list[tuple[Layers, int]]
+  ) -> Train:
+    """A train that passes the lane's ports."""
+    num_bytes = max(sum([count for _, count in groups]), 1)
+    uses, latency_s = [], 0.0
+    for what, whose, link in _ports_of(lane):
+      costs = self._costs_of(whose)
+      first_s = costs.transfer_s(0, link)
+      seconds = costs.transfer_s(num_bytes, link) - first_s
+      latency_s = max(latency_s, first_s)
+      uses.append((self.ports[what, whose], seconds / num_bytes))
+    return Train(work, groups, tuple(uses), latency_s)
+
+  # How it goes on.
+
+  def _extend(self, work: SimTransfer, train: Train) -> float:
     """Takes the ops whose time is known; returns when they may start."""
     if not work.after:
-      train.next_group = len(train.groups)
+      train.num_planned = len(train.groups)
       return 0.0
     start_s = behind_s = 0.0
-    for layers, num_bytes in train.groups[train.next_group :]:
+    for layers, num_bytes in train.groups[train.num_planned :]:
       ready_s = work.ready_s(*layers)
       if ready_s == UNKNOWN_S:
         break
       start_s = max(start_s, ready_s - behind_s)
-      behind_s += num_bytes * train.per_byte_s
-      train.next_group += 1
+      behind_s += num_bytes * train.alone_s
+      train.num_planned += 1
     return start_s
 
-  def _burst(
-    self, work: SimTransfer, train: _Train, first: int, stop: int
-  ) -> None:
-    """Groups [first, stop) go as soon as the lane is free."""
-    start_s = max(self._clock.now_s, self._free_s[train.lane])
-    stop_s = start_s + train.seconds
-    if (first, stop) != (0, len(train.groups)):
-      num_bytes = sum(count for _, count in train.groups[first:stop])
-      stop_s = start_s + num_bytes * train.per_byte_s
-    self._free_s[train.lane] = stop_s
-    train.num_planned -= 1
-    work.done_s = []
-    train.bursts.append((first, stop, start_s))
-    work.start_s = min(work.start_s, start_s)
-    work.stop_s = max(work.stop_s, stop_s)
-    if stop == len(train.groups):
+  def _planned(self, train: Train, count: int) -> None:
+    train.num_due -= 1
+    self._load(train, count)
+
+  def _load(self, train: Train, count: int) -> None:
+    """The next groups begin to flow, or are put behind those that do."""
+    work, first = train.work, train.num_loaded
+    if not first:
+      work.start_s = min(work.start_s, self._clock.now_s - train.latency_s)
+    train.num_loaded = first + count
+    added = sum([size for _, size in train.groups[first : first + count]])
+    self._sharing.add(train, added)
+    self._set_stop(train)
+    if train.byte_s:
+      self._sharing.restop(train)
+    else:
+      self._sharing.enter(train)
+
+  def _set_stop(self, train: Train) -> None:
+    """Its next stop is the end of a group if anybody follows, or of all."""
+    behind = 0
+    if train.work.followers and train.num_loaded - train.num_arrived > 1:
+      rest = train.groups[train.num_arrived + 1 : train.num_loaded]
+      behind = sum([size for _, size in rest])
+      left = self._sharing.left_bytes(train)
+      while behind and behind >= left:  # arrived before anybody followed
+        self._arrive(train, 1)
+        behind -= train.groups[train.num_arrived][1]
+    train.stop_bytes = float(behind)
+
+  def _arrive(self, train: Train, count: int) -> None:
+    train.num_arrived += count
+    train.arrived_s += [self._clock.now_s] * count
+    train.work.done_s = []
+
+  def _reached(self, train: Flow) -> None:
+    """A group has arrived; without followers, all that flowed."""
+    assert isinstance(train, Train)
+    work, flowing = train.work, train.num_loaded - train.num_arrived
+    self._arrive(train, 1 if train.stop_bytes else flowing)
+    if train.num_arrived < train.num_loaded:
+      self._set_stop(train)
+      self._sharing.restop(train)
+    else:
+      self._sharing.leave(train)
+    if train.num_arrived == len(train.groups):
       work.num_moving -= 1
     self._settled(work)
     if not work.num_moving:
       self._ended(work)
 
 
+@lru_cache(maxsize=1 << 16)
+def _ports_of(lane: Lane) -> tuple[tuple[str, str, Link], ...]:
+  """Ports that a lane passes: what, whose, and by which link's costs."""
+  link, name, other = lane
+  match link:
+    case 'copy' | 'handoff':
+      return ('out', name, link), ('in', other, link)
+    case 'remote_read':
+      return (('in', name, link),)
+    case 'remote_write':
+      return (('out', name, link),)
+    case 'ssd_read' if name != other:
+      return (link, name, link), ('out', name, 'copy'), ('in', other, 'copy')
+    case 'ssd_write' if name != other:
+      return (link, name, link), ('in', name, 'copy'), ('out', other, 'copy')
+  return ((link, name, link),)
+
+
+def _add(
+  groups: list[tuple[Layers, int]], layers: Layers, num_bytes: int
+) -> None:
+  """Puts an op at the end."""
+  if groups and groups[-1][0] == layers:
+    groups[-1] = layers, groups[-1][1] + num_bytes
+  else:
+    groups.append((layers, num_bytes))
+
+
 def _lane(op: TransferOp) -> Lane:
-  """The link an op crosses and the instance whose end of it is busy."""
+  """The link an op crosses and the instances whose ports it passes."""
   src, dst = op.src, op.dst
   return _lane_between(
     src.segment if isinstance(src, Replica) else src.instance,
@@ -236,23 +364,30 @@ def _lane(op: TransferOp) -> Lane:
   )
 
 
-@lru_cache(maxsize=4096)
+def _block_lane(segment: str, instance: str, is_put: bool) -> Lane:
+  if is_put:
+    return _lane_between(instance, True, segment, False)
+  return _lane_between(segment, False, instance, True)
+
+
+@lru_cache(maxsize=1 << 16)
 def _lane_between(src: str, from_pages: bool, dst: str, to_pages: bool) -> Lane:
   source = 'device' if from_pages else medium(src)
   target = 'device' if to_pages else medium(dst)
+  here, there = owner(src), owner(dst)
   match source, target:
     case 'device', 'device':
-      return 'handoff', owner(src)
+      return 'handoff', here, there
     case _, 'ssd':
-      return 'ssd_write', owner(dst)
+      return 'ssd_write', there, here
     case 'ssd', _:
-      return 'ssd_read', owner(src)
+      return 'ssd_read', here, there
     case _, 'remote':
-      return 'remote_write', owner(src)
+      return 'remote_write', here, there
     case 'remote', _:
-      return 'remote_read', owner(dst)
+      return 'remote_read', there, here
     case 'device', _:
-      return 'offload', owner(src)
-    case _ if owner(src) != owner(dst):
-      return 'copy', owner(src)
-  return 'onload', owner(src)
+      return 'offload', here, there
+    case _ if here != there:
+      return 'copy', here, there
+  return 'onload', here, there

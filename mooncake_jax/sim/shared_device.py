@@ -28,7 +28,6 @@ from mooncake_jax.sim.decoding import Decoding
 from mooncake_jax.sim.decoding import decoding
 from mooncake_jax.sim.stages import SimChunk
 from mooncake_jax.sim.works import SimWork
-from mooncake_jax.sim.works import UNKNOWN_S
 
 
 @dataclass(eq=False)
@@ -97,7 +96,6 @@ class SharedDevice:
 
   def enter(self, chunk: SimChunk) -> None:
     """Queues a chunk; steps without one end at the next boundary."""
-    chunk.done_s = [UNKNOWN_S] * self._num_layers
     self._waiting.append(chunk)
     self._cut_short()
 
@@ -154,7 +152,7 @@ class SharedDevice:
       stop_s += riding_s(self._costs, rows, tokens)
       self._steps = Decoding(batch.work_id, batch.rows, now_s, stop_s, 0.0, 1)
     self._chunk = chunk
-    chunk.done_s = [stop_s] * self._num_layers
+    chunk.pieces = [(0, self._num_layers, stop_s, 0.0)]
     chunk.spans.append((now_s, stop_s))
     self._due = self._clock.at(stop_s, self._over)
     self._settled(chunk)

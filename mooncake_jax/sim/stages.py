@@ -12,42 +12,63 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 
+from mooncake_jax.backend import WorkId
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.clock import Due
 from mooncake_jax.sim.works import SimWork
 from mooncake_jax.sim.works import UNKNOWN_S
 
 
-@dataclass(eq=False)
 class SimChunk(SimWork):
   """A chunk that takes `seconds` on all layers.
 
   Attributes:
     instance: that computes it.
-    done_s: when each layer is computed; grows stage by stage.
-    spans: [start_s, stop_s) on the stages so far.
+    pieces: layers computed in one go, (first, stop, start_s, seconds), each
+      layer taking its share; as far as it is settled when.
+    spans: [start_s, stop_s) on the stages so far; the last may not know its
+      stop yet.
   """
 
-  seconds: float = 0.0
-  instance: str = ''
-  done_s: list[float] = field(default_factory=list)
-  spans: list[tuple[float, float]] = field(default_factory=list)
+  __slots__ = ('instance', 'num_layers', 'pieces', 'seconds', 'spans')
 
-  def layers_s(self) -> Sequence[float]:
-    return self.done_s
+  def __init__(
+    self, work_id: WorkId, seconds: float, instance: str, num_layers: int
+  ):
+    super().__init__(work_id)
+    self.seconds = seconds
+    self.instance = instance
+    self.num_layers = num_layers
+    self.pieces: list[tuple[int, int, float, float]] = []
+    self.spans: list[tuple[float, float]] = []
 
   def range_s(self, start_layer: int, stop_layer: int) -> float:
-    return self.done_s[stop_layer - 1]  # they are done in order
+    for first, stop, start_s, seconds in self.pieces:
+      if first < stop_layer <= stop:  # layers are done in order
+        return start_s + seconds * ((stop_layer - first) / (stop - first))
+    return UNKNOWN_S
+
+  def layers_s(self) -> Sequence[float]:
+    return [self.range_s(i, i + 1) for i in range(self.num_layers)]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Stage:
+  """Layers [first, stop).
+
+  Attributes:
+    reached, done_s: of the chunk that it runs, the first layer of which is
+      not settled when it is computed, and when those before it are.
+  """
+
   first: int
   stop: int
   waiting: deque[SimChunk] = field(default_factory=deque)
   running: SimChunk | None = None
   due: Due | None = None
   free_s: float = 0.0
+  reached: int = 0
+  done_s: float = 0.0
 
 
 class Pipeline:
@@ -79,7 +100,6 @@ class Pipeline:
 
   def enter(self, chunk: SimChunk) -> None:
     """Queues a chunk at the first stage."""
-    chunk.done_s = [UNKNOWN_S] * self._num_layers
     self._stages[0].waiting.append(chunk)
     self._advance(0)
 
@@ -90,15 +110,15 @@ class Pipeline:
 
   def remove(self, chunk: SimChunk) -> None:
     """Takes a chunk out wherever it is; who is behind it goes on."""
-    chunk.done_s = [UNKNOWN_S] * self._num_layers
+    chunk.pieces = []
     for i, stage in enumerate(self._stages):
       if chunk in stage.waiting:
         stage.waiting.remove(chunk)
         self._advance(i)
       elif stage.running is chunk:
-        assert stage.due is not None
-        self._clock.drop(stage.due)
-        stage.running, stage.free_s = None, self._clock.now_s
+        if stage.due is not None:
+          self._clock.drop(stage.due)
+        self._leave(stage)
         self._advance(i)
 
   def has_begun(self, chunk: SimChunk) -> bool:
@@ -106,53 +126,61 @@ class Pipeline:
     return bool(chunk.spans) and chunk.spans[0][0] < self._clock.now_s
 
   def _advance(self, i: int) -> None:
-    """Lets the first in the queue enter, if it is known when it can."""
+    """Computes as far as it is known when that can be."""
     stage = self._stages[i]
-    if stage.running is not None or not stage.waiting:
+    if stage.running is None and stage.waiting:
+      chunk = stage.waiting[0]
+      ready_s = chunk.ready_s(stage.first, stage.first + 1)
+      if ready_s != UNKNOWN_S:
+        self._start(stage, stage.waiting.popleft(), ready_s)
+    chunk = stage.running
+    if chunk is None or stage.due is not None:
       return
-    chunk = stage.waiting[0]
-    ready_s = chunk.ready_s(stage.first, stage.stop)
-    if ready_s == UNKNOWN_S:
-      return
-    stage.running = stage.waiting.popleft()
+    has_come = self._compute(chunk, stage)
+    if stage.reached == stage.stop:
+      chunk.spans[-1] = chunk.spans[-1][0], stage.done_s
+      stage.due = self._clock.at(stage.done_s, self._left, i)
+    if has_come:
+      self._settled(chunk)
+
+  def _start(self, stage: _Stage, chunk: SimChunk, ready_s: float) -> None:
+    """A chunk enters a stage; not before its first layer is `ready_s`."""
     handed_s = chunk.spans[-1][1] + self._boundary_s if chunk.spans else 0.0
-    start_s = max(self._clock.now_s, stage.free_s, handed_s)
-    if ready_s <= start_s:
-      self._compute(chunk, stage, start_s)
-    else:
-      start_s = max(start_s, chunk.ready_s(stage.first, stage.first + 1))
-      self._compute_as_ready(chunk, stage, start_s)
-    stop_s = chunk.done_s[stage.stop - 1]
-    chunk.spans.append((start_s, stop_s))
-    stage.due = self._clock.at(stop_s, self._left, i)
-    self._settled(chunk)
+    start_s = max(self._clock.now_s, stage.free_s, handed_s, ready_s)
+    stage.running = chunk
+    stage.reached, stage.done_s = stage.first, start_s
+    chunk.spans.append((start_s, UNKNOWN_S))
 
-  def _compute(self, chunk: SimChunk, stage: _Stage, start_s: float) -> None:
-    """Settles when the stage's layers of the chunk are done."""
-    n = stage.stop - stage.first
-    share_s = chunk.seconds * (n / self._num_layers)
-    chunk.done_s[stage.first : stage.stop] = [
-      start_s + share_s * (layer / n) for layer in range(1, n + 1)
-    ]
+  def _compute(self, chunk: SimChunk, stage: _Stage) -> bool:
+    """Settles when more layers of the chunk are done; whether any were."""
+    before = stage.reached
+    if chunk.ready_s(before, stage.stop) <= stage.done_s:
+      self._piece(chunk, stage, stage.stop)
+      return True
+    for need_s in chunk.needs_s(before, stage.stop):
+      if need_s == UNKNOWN_S:
+        break
+      stage.done_s = max(stage.done_s, need_s)
+      self._piece(chunk, stage, stage.reached + 1)
+    return stage.reached > before
 
-  def _compute_as_ready(
-    self, chunk: SimChunk, stage: _Stage, start_s: float
-  ) -> None:
-    """The same, where a layer has to wait for what the chunk follows."""
-    layer_s = chunk.seconds / self._num_layers
-    done_s = start_s
-    for layer, need_s in enumerate(
-      chunk.needs_s(stage.first, stage.stop), stage.first
-    ):
-      done_s = max(done_s, need_s) + layer_s
-      chunk.done_s[layer] = done_s
+  def _piece(self, chunk: SimChunk, stage: _Stage, stop: int) -> None:
+    """Layers up to `stop` are computed without a wait."""
+    first, start_s = stage.reached, stage.done_s
+    seconds = chunk.seconds * ((stop - first) / self._num_layers)
+    chunk.pieces.append((first, stop, start_s, seconds))
+    stage.reached, stage.done_s = stop, start_s + seconds
+
+  def _leave(self, stage: _Stage) -> None:
+    stage.running = stage.due = None
+    stage.free_s = self._clock.now_s
 
   def _left(self, i: int) -> None:
     """The stage's chunk goes on to the next stage, or is computed."""
     stage = self._stages[i]
     chunk = stage.running
     assert chunk is not None
-    stage.running, stage.free_s = None, self._clock.now_s
+    self._leave(stage)
     if i + 1 < len(self._stages):
       self._stages[i + 1].waiting.append(chunk)
       self._advance(i + 1)

@@ -2,14 +2,15 @@
 """VirtualBackend: work takes what a cost model says, on a virtual clock.
 
 `wait` jumps to the next completion. The stages of a prefill instance
-(`stages.py`) and each direction of each link (`links.py`) serve one work after
-another, layer by layer where works follow each other; a decode work's steps
-are computed in closed form, its step time taken as linear between its first
-and last step (exact for costs linear in the context). No wall clock, no
-randomness: the same calls give the same completions.
+(`stages.py`) serve one chunk after another, transfers share each direction of
+each link fairly (`links.py`, `ports.py`), layer by layer where works follow
+each other; a decode work's steps are computed in closed form, its step time
+taken as linear between its first and last step (exact for costs linear in the
+context). No wall clock, no randomness: the same calls give the same
+completions.
 
-Differs from devices: a chunk or a transfer that has begun is not cancelled,
-and transfers of one link keep their order whatever their priority.
+Differs from devices: a chunk that has begun is not cancelled, and transfers
+share alike whatever their priority.
 """
 
 from collections import defaultdict
@@ -17,8 +18,8 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
-from typing import Literal
 
+from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import PrefillChunk
@@ -27,6 +28,7 @@ from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.request import BlockKey
 from mooncake_jax.sim.clock import Clock
@@ -72,6 +74,8 @@ class VirtualBackend:
     self._costs = costs
     self._instances = dict(instances or {})
     self._stage_layers = tuple(stage_layers)
+    self._num_layers = sum(stage_layers)
+    self._all_layers = (1 << self._num_layers) - 1
     self._boundary_s = boundary_s
     self._spoil = spoil
     self._ids = itertools.count()
@@ -102,7 +106,7 @@ class VirtualBackend:
   ) -> WorkId:
     costs = self._costs_of(instance)
     seconds = costs.prefill_s(work.stop - work.start, work.start)
-    chunk = SimChunk(next(self._ids), seconds=seconds, instance=instance)
+    chunk = SimChunk(next(self._ids), seconds, instance, self._num_layers)
     if self._begin(chunk, after):
       self._pipeline(instance).enter(chunk)
     return chunk.work_id
@@ -120,19 +124,17 @@ class VirtualBackend:
 
   def transfer(
     self,
-    ops: tuple[TransferOp, ...],
+    ops: Sequence[TransferOp],
     priority: int,
     deadline_s: float,
     after: tuple[WorkId, ...] = (),
   ) -> WorkId:
     work = SimTransfer(
-      next(self._ids),
-      ops=ops,
-      deadline_s=deadline_s,
-      begun_s=self.now_s(),
-      num_layers=sum(self._stage_layers),
+      next(self._ids), ops, self.now_s(), deadline_s, self._num_layers
     )
     if self._begin(work, after):
+      if not work.num_open:
+        self._limit(work, deadline_s)
       self._links.enter(work)
     return work.work_id
 
@@ -165,7 +167,7 @@ class VirtualBackend:
     if isinstance(work, SimChunk):
       if not self._pipeline(work.instance).has_begun(work):
         self._end_early(work, 'cancelled', '')
-    elif isinstance(work, SimTransfer) and (work.num_moving or work.num_open):
+    elif isinstance(work, SimTransfer):
       self._end_early(work, 'cancelled', '')
 
   def wait(self, until_s: float | None) -> list[Completion]:
@@ -199,14 +201,18 @@ class VirtualBackend:
   def _begin(self, work: SimWork, after: tuple[WorkId, ...]) -> bool:
     """Notes what it follows; False if that has failed already."""
     self._works[work.work_id] = work
+    if not after:
+      return True
     lost = [a for a in after if a in self._failed]
     if lost:
       self._end_early(work, 'failed', self._why(lost[0]))
       return False
-    work.after = tuple(self._works[a] for a in after if a in self._works)
+    work.after = tuple([self._works[a] for a in after if a in self._works])
     work.num_open = len(work.after)
     for ahead in work.after:
       ahead.followers.append(work)
+      if isinstance(ahead, SimTransfer) and len(ahead.followers) == 1:
+        self._links.watch(ahead)
     return True
 
   def _settled(self, work: SimWork) -> None:
@@ -234,34 +240,37 @@ class VirtualBackend:
         self._end_early(follower, 'failed', self._why(work.work_id))
       elif not follower.num_open and follower.is_over:
         self._close(follower)
+      elif not follower.num_open and isinstance(follower, SimTransfer):
+        # What it waited for does not count against its deadline.
+        waited_s = self.now_s() - follower.begun_s
+        self._limit(follower, follower.deadline_s + waited_s)
+    work.let_go()
 
   def _why(self, work_id: WorkId) -> str:
     return f'it follows work {work_id}, which ended as {self._failed[work_id]}'
 
+  def _limit(self, work: SimTransfer, deadline_s: float) -> None:
+    """If it is still under way then, it ends."""
+    if deadline_s <= self.now_s() and not work.num_moving:
+      return
+    due = self._clock.at(deadline_s, self._end_early, work, 'timeout', 'late')
+    work.due.append(due)
+
   def _over(self, work: SimWork) -> None:
-    """All of it was computed or will have arrived at a known time."""
+    """All of it was computed or has arrived."""
     work.is_over = True
     if not work.num_open:
       self._close(work)
 
   def _close(self, work: SimWork) -> None:
-    """It ends: now, or when the last of its bytes arrive."""
-    now_s = self.now_s()
+    """It ends."""
     if isinstance(work, SimTransfer):
-      deadline_s = max(now_s, work.deadline_s)
-      if work.after:
-        deadline_s = work.deadline_s + now_s - work.begun_s
-      late = work.stop_s > deadline_s
-      end_s = min(work.stop_s, deadline_s)
-      self._clock.at(end_s, self._moved, work, 'timeout' if late else '')
+      self._moved(work)
     elif isinstance(work, SimChunk):
+      started_s, spans = work.spans[0][0], tuple(work.spans)
       self._end(
         Completion(
-          work.work_id,
-          'completed',
-          work.spans[0][0],
-          now_s,
-          spans=tuple(work.spans),
+          work.work_id, 'completed', started_s, self.now_s(), spans=spans
         )
       )
 
@@ -274,7 +283,9 @@ class VirtualBackend:
       start_s = work.spans[0][0] if work.spans else now_s
     elif isinstance(work, SimTransfer):
       self._links.remove(work)
-      op_status = ('cancelled',) * len(work.ops)
+      start_s = work.start_s
+      late = status == 'timeout'
+      op_status = ('timeout' if late else 'cancelled',) * len(work.ops)
     self._end(
       Completion(
         work.work_id,
@@ -286,37 +297,47 @@ class VirtualBackend:
       )
     )
 
-  def _moved(self, work: SimTransfer, late: Status | Literal['']) -> None:
-    """Bytes arrived, unless late; reads of what is not there fail."""
-    status: tuple[Status, ...] = tuple(
-      self._move(op, late or 'completed') for op in work.ops
-    )
-    bad: Status | None = next((s for s in status if s != 'completed'), None)
+  def _moved(self, work: SimTransfer) -> None:
+    """Bytes arrived; reads of what is not there fail."""
+    self._links.remove(work)
+    ops = work.ops
+    bad = False
+    status: tuple[Status, ...] = ()
+    if isinstance(ops, BlockOps) and ops.are_puts:
+      self._layers.update(dict.fromkeys(ops.replicas, self._all_layers))
+    elif isinstance(ops, BlockOps):
+      there = [self._has(r, self._all_layers) for r in ops.replicas]
+      bad = not all(there)
+      if bad:
+        each: list[Status] = ['completed' if ok else 'failed' for ok in there]
+        status = tuple(each * len(ops.layout.layer_ranges))
+    else:
+      status = tuple([self._move(op) for op in ops])
+      bad = 'failed' in status
     self._end(
       Completion(
         work.work_id,
-        bad or 'completed',
+        'failed' if bad else 'completed',
         min(work.start_s, self.now_s()),
         self.now_s(),
-        '' if bad is None else f'an op is {bad!r}',
-        op_status=status,
+        "an op is 'failed'" if bad else '',
+        op_status=status or ('completed',) * len(ops),
       )
     )
 
-  def _move(self, op: TransferOp, status: Status) -> Status:
+  def _move(self, op: TransferOp) -> Status:
     layers = (1 << op.stop_layer) - (1 << op.start_layer)
-    if status == 'completed' and isinstance(op.src, Replica):
-      if not self._has(op.src, layers):
-        return 'failed'
-    if status == 'completed' and isinstance(op.dst, Replica):
-      if medium(op.dst.segment) == 'remote':
+    if isinstance(op.src, Replica) and not self._has(op.src, layers):
+      return 'failed'
+    if isinstance(op.dst, Replica):
+      if op.dst.segment == REMOTE:
         self._store.put(op.dst.key)
       else:
         self._layers[op.dst] |= layers
-    return status
+    return 'completed'
 
   def _has(self, replica: Replica, layers: int) -> bool:
-    if medium(replica.segment) == 'remote':
+    if replica.segment == REMOTE:
       return self._store.has(replica.key)
     return not layers & ~self._layers.get(replica, 0)
 
@@ -341,7 +362,7 @@ class VirtualBackend:
     return SharedDevice(
       self._clock,
       self._costs_of(decode),
-      sum(self._stage_layers),
+      self._num_layers,
       self._settled,
       self._over,
       self._emitted,

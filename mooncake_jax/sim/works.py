@@ -2,8 +2,6 @@
 """What a prefill chunk and a transfer have in common on the virtual clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
 import math
 
 from mooncake_jax.backend import WorkId
@@ -11,7 +9,6 @@ from mooncake_jax.backend import WorkId
 UNKNOWN_S = math.inf
 
 
-@dataclass(eq=False)
 class SimWork:
   """A work under way.
 
@@ -23,11 +20,14 @@ class SimWork:
     is_over: whether it only waits for the works it follows to end.
   """
 
-  work_id: WorkId
-  after: tuple['SimWork', ...] = ()
-  num_open: int = 0
-  followers: list['SimWork'] = field(default_factory=list)
-  is_over: bool = False
+  __slots__ = ('after', 'followers', 'is_over', 'num_open', 'work_id')
+
+  def __init__(self, work_id: WorkId):
+    self.work_id = work_id
+    self.after: tuple[SimWork, ...] = ()
+    self.num_open = 0
+    self.followers: list[SimWork] = []
+    self.is_over = False
 
   def layers_s(self) -> Sequence[float]:
     """When each layer is done, `UNKNOWN_S` where that is not settled yet."""
@@ -39,12 +39,19 @@ class SimWork:
 
   def ready_s(self, start_layer: int, stop_layer: int) -> float:
     """When all works it follows are done with a range of layers."""
-    return max(
-      [work.range_s(start_layer, stop_layer) for work in self.after],
-      default=0.0,
-    )
+    ready_s = 0.0
+    for work in self.after:
+      done_s = work.range_s(start_layer, stop_layer)
+      if done_s > ready_s:
+        ready_s = done_s
+    return ready_s
 
   def needs_s(self, start_layer: int, stop_layer: int) -> list[float]:
     """The same, layer by layer."""
     each = [work.layers_s()[start_layer:stop_layer] for work in self.after]
     return [max(layer_s) for layer_s in zip(*each)]
+
+  def let_go(self) -> None:
+    """It has ended: what is around it is not kept for its sake."""
+    self.after = ()
+    self.followers = []

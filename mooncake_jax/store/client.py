@@ -9,6 +9,7 @@ submitted, renewed when its fetch starts, checked after the copy.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
@@ -35,7 +36,7 @@ class Put:
   """
 
   replicas: tuple[Replica, ...]
-  ops: tuple[TransferOp, ...]
+  ops: Sequence[TransferOp]
   evicted: tuple[Evicted, ...]
   stop: int
   comes_too_fast: bool
@@ -46,7 +47,7 @@ class Copies:
   """Copies between segments to be made by `ops`, and what made room."""
 
   tasks: tuple[CopyTask, ...]
-  ops: tuple[TransferOp, ...]
+  ops: Sequence[TransferOp]
   evicted: tuple[Evicted, ...]
 
 
@@ -105,19 +106,10 @@ class StoreClient:
 
   def get_ops(
     self, held: Sequence[Replica], instance: str, pages: tuple[int, ...]
-  ) -> tuple[TransferOp, ...]:
+  ) -> BlockOps:
     """Reads of the held blocks into `pages`, first layers first."""
-    n = self.layout.pages_per_block
-    return tuple(
-      TransferOp(
-        replica,
-        DevicePages(instance, self.layout.block_pages(pages, i)),
-        *layers,
-        self.layout.part_bytes(n, layers),
-      )
-      for layers in self.layout.layer_ranges
-      for i, replica in enumerate(held)
-    )
+    place = DevicePages(instance, pages)
+    return BlockOps(self.layout, place, held, range(len(held)), are_puts=False)
 
   def arrived(
     self, held: Sequence[Replica], completion: Completion, now_s: float
@@ -158,16 +150,7 @@ class StoreClient:
     start = self.master.put_start_chain(
       chain, first, last, self.layout.block_bytes, segment, now_s
     )
-    places = [
-      DevicePages(pages.instance, self.layout.block_pages(pages.pages, i))
-      for i in start.indices
-    ]
-    n = self.layout.pages_per_block
-    ops = tuple(
-      TransferOp(place, replica, *layers, self.layout.part_bytes(n, layers))
-      for layers in self.layout.layer_ranges
-      for replica, place in zip(start.replicas, places)
-    )
+    ops = BlockOps(self.layout, pages, start.replicas, start.indices, True)
     too_fast = start.refusal == 'offload'
     return Put(start.replicas, ops, start.evicted, start.stop, too_fast)
 

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports: each direction of each link of each instance, shared fairly.
+
+A flow of bytes takes from all ports that it passes at once, so many seconds of
+each a byte. Its rate is max-min fair: rates rise together until a port is
+full, those that pass there stay, the others go on rising (progressive
+filling; Bertsekas and Gallager, Data Networks, section 6.5.2). Rates change
+only where a flow comes or goes, and only those of flows that share a port
+with it, directly or through others.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+
+from mooncake_jax.sim.clock import Clock
+from mooncake_jax.sim.clock import Due
+
+
+class Port:
+  """One direction of one link of an instance.
+
+  Attributes:
+    flows: that pass now, with the seconds that a byte of each takes.
+    moved_bytes: of all flows that passed, or passed in part.
+    busy_s: seconds in which any flow passed.
+  """
+
+  __slots__ = ('_since_s', 'busy_s', 'flows', 'moved_bytes')
+
+  def __init__(self):
+    self.flows: dict[Flow, float] = {}
+    self.moved_bytes = 0.0
+    self.busy_s = 0.0
+    self._since_s = 0.0
+
+  def enter(self, flow: 'Flow', byte_s: float, now_s: float) -> None:
+    if not self.flows:
+      self._since_s = now_s
+    self.flows[flow] = byte_s
+
+  def leave(self, flow: 'Flow', num_bytes: float, now_s: float) -> None:
+    """The flow goes, after `num_bytes`."""
+    del self.flows[flow]
+    self.moved_bytes += num_bytes
+    if not self.flows:
+      self.busy_s += now_s - self._since_s
+
+
+class Flow:
+  """Bytes on their way, more of which may be added as they flow.
+
+  Attributes:
+    uses: the ports that it passes and the seconds a byte takes of each.
+    left_bytes: as of `since_s`.
+    stop_bytes: of them, how many are left at its next stop.
+    byte_s: seconds a byte takes at the present rate; 0 while it does not flow.
+    flowed_bytes: since it entered.
+  """
+
+  __slots__ = (
+    'byte_s',
+    'due',
+    'flowed_bytes',
+    'left_bytes',
+    'since_s',
+    'stop_bytes',
+    'uses',
+  )
+
+  def __init__(self, uses: tuple[tuple[Port, float], ...]):
+    self.uses = uses
+    self.left_bytes = 0.0
+    self.stop_bytes = 0.0
+    self.flowed_bytes = 0.0
+    self.byte_s = 0.0
+    self.since_s = 0.0
+    self.due: Due | None = None
+
+
+class Sharing:
+  """The rates of all flows."""
+
+  def __init__(self, clock: Clock, stopped: Callable[[Flow], None]):
+    """`stopped` is called where a flow has `stop_bytes` left."""
+    self._clock = clock
+    self._stopped = stopped
+
+  def enter(self, flow: Flow) -> None:
+    """It flows from now on."""
+    now_s = self._clock.now_s
+    flow.since_s, flow.flowed_bytes = now_s, 0.0
+    is_alone = True
+    for port, byte_s in flow.uses:
+      is_alone = is_alone and not port.flows
+      port.enter(flow, byte_s, now_s)
+    if is_alone:
+      self._flows_at(flow, max([byte_s for _, byte_s in flow.uses]))
+    else:
+      self._share(flow)
+
+  def leave(self, flow: Flow) -> None:
+    """It stops, whatever is left; others get its share."""
+    self._advance(flow)
+    if flow.due is not None:
+      self._clock.drop(flow.due)
+    flow.byte_s, flow.due = 0.0, None
+    now_s = self._clock.now_s
+    for port, _ in flow.uses:
+      port.leave(flow, flow.flowed_bytes, now_s)
+    for port, _ in flow.uses:
+      for other in port.flows:
+        self._share(other)
+        break
+
+  def add(self, flow: Flow, num_bytes: float) -> None:
+    """More bytes of it, behind those that are left; `restop` comes next."""
+    self._advance(flow)
+    flow.left_bytes += num_bytes
+
+  def restop(self, flow: Flow) -> None:
+    """Its bytes or its next stop have changed."""
+    self._advance(flow)
+    self._flows_at(flow, flow.byte_s)
+
+  def left_bytes(self, flow: Flow) -> float:
+    """Of a flow, now."""
+    self._advance(flow)
+    return flow.left_bytes
+
+  def _share(self, flow: Flow) -> None:
+    """Fair rates of a flow and of all that its rate bears on."""
+    for other, byte_s in _fair(_sharers(flow)).items():
+      if byte_s != other.byte_s:
+        self._advance(other)
+        self._flows_at(other, byte_s)
+
+  def _advance(self, flow: Flow) -> None:
+    """Counts what flowed up to now."""
+    now_s = self._clock.now_s
+    if flow.byte_s:
+      flowed = min((now_s - flow.since_s) / flow.byte_s, flow.left_bytes)
+      flow.left_bytes -= flowed
+      flow.flowed_bytes += flowed
+    flow.since_s = now_s
+
+  def _flows_at(self, flow: Flow, byte_s: float) -> None:
+    """It goes on at a rate: its next stop is due then."""
+    flow.byte_s = byte_s
+    if flow.due is not None:
+      self._clock.drop(flow.due)
+    seconds = max(flow.left_bytes - flow.stop_bytes, 0.0) * byte_s
+    flow.due = self._clock.at(flow.since_s + seconds, self._stop, flow)
+
+  def _stop(self, flow: Flow) -> None:
+    flow.due = None
+    flow.flowed_bytes += flow.left_bytes - flow.stop_bytes
+    flow.left_bytes, flow.since_s = flow.stop_bytes, self._clock.now_s
+    self._stopped(flow)
+
+
+def _sharers(flow: Flow) -> list[Flow]:
+  """Those that pass its ports, theirs, and so on; in order of discovery."""
+  found, seen = {flow: None}, set[Port]()
+  todo = [flow]
+  while todo:
+    for port, _ in todo.pop().uses:
+      if port not in seen:
+        seen.add(port)
+        todo += [other for other in port.flows if other not in found]
+        found |= dict.fromkeys(port.flows)
+  return [*found]
+
+
+def _fair(flows: Iterable[Flow]) -> dict[Flow, float]:
+  """Seconds a byte takes of each flow, by progressive filling."""
+  rates: dict[Flow, float] = {}
+  room: dict[Port, float] = {p: 1.0 for f in flows for p, _ in f.uses}
+  while room:
+    open_s = {
+      port: sum([s for flow, s in port.flows.items() if flow not in rates])
+      for port in room
+    }
+    room = {port: left for port, left in room.items() if open_s[port]}
+    if not room:
+      break
+    full = min(room, key=lambda port: room[port] / open_s[port])
+    rate = max(room[full], 0.0) / open_s[full]
+    for flow in full.flows:
+      if flow not in rates:
+        rates[flow] = rate
+        for port, byte_s in flow.uses:
+          if port in room:
+            room[port] -= rate * byte_s
+    del room[full]
+  return {flow: 1 / rate for flow, rate in rates.items()}
