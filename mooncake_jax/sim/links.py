@@ -47,7 +47,6 @@ class Train(Flow):
     num_due: loads that are planned and have not begun.
     planned_s: when the last of these begins.
     arrived_s: when the groups did.
-    latency_s: until the first byte flows.
     alone_s: seconds a byte takes where nobody shares.
   """
 
@@ -55,7 +54,6 @@ class Train(Flow):
     'alone_s',
     'arrived_s',
     'groups',
-    'latency_s',
     'num_arrived',
     'num_due',
     'num_loaded',
@@ -69,12 +67,10 @@ class Train(Flow):
     work: 'SimTransfer',
     groups: list[tuple[Layers, int]],
     uses: tuple[tuple[Port, float], ...],
-    latency_s: float,
   ):
     super().__init__(uses)
     self.work = work
     self.groups = groups
-    self.latency_s = latency_s
     self.alone_s = max([byte_s for _, byte_s in uses])
     self.arrived_s: list[float] = []
     self.num_planned = self.num_loaded = self.num_arrived = self.num_due = 0
@@ -186,8 +182,6 @@ class Links:
       count = train.num_planned - first
       if not count:
         continue
-      if not first and train.latency_s:
-        start_s = max(start_s, now_s) + train.latency_s
       train.planned_s = max(train.planned_s, start_s)
       if train.planned_s > now_s or train.num_due:
         train.num_due += 1
@@ -247,14 +241,17 @@ class Links:
   ) -> Train:
     """A train that passes the lane's ports."""
     num_bytes = max(sum([count for _, count in groups]), 1)
-    uses, latency_s = [], 0.0
+    uses, alone_s, has_latency = [], 0.0, False
     for what, whose, link in _ports_of(lane):
       costs = self._costs_of(whose)
-      first_s = costs.transfer_s(0, link)
-      seconds = costs.transfer_s(num_bytes, link) - first_s
-      latency_s = max(latency_s, first_s)
-      uses.append((self.ports[what, whose], seconds / num_bytes))
-    return Train(work, groups, tuple(uses), latency_s)
+      latency_s = costs.transfer_s(0, link)
+      seconds = costs.transfer_s(num_bytes, link)
+      uses.append((self.ports[what, whose], (seconds - latency_s) / num_bytes))
+      alone_s = max(alone_s, seconds / num_bytes)
+      has_latency = has_latency or latency_s > 0
+    if has_latency:  # it slows the flow and takes nothing from others
+      uses.append((Port(), alone_s))
+    return Train(work, groups, tuple(uses))
 
   # How it goes on.
 
@@ -281,7 +278,7 @@ class Links:
     """The next groups begin to flow, or are put behind those that do."""
     work, first = train.work, train.num_loaded
     if not first:
-      work.start_s = min(work.start_s, self._clock.now_s - train.latency_s)
+      work.start_s = min(work.start_s, self._clock.now_s)
     train.num_loaded = first + count
     added = sum([size for _, size in train.groups[first : first + count]])
     self._sharing.add(train, added)
