@@ -50,7 +50,7 @@ def test_a_calibration_is_written_as_a_config_that_loads(tmp_path):
   values = {name: 0.25 for name in PolynomialCost.__dataclass_fields__}
   fits = {'prefill': Fit(values, 0.1, 9), 'decode': Fit({}, 0.1, 9)}
   path = tmp_path / 'here.gin'
-  path.write_text(calibrate.to_gin(tiny(), fits, 'run.gin', path))
+  path.write_text(calibrate.to_gin(tiny(), fits, 'alone', '--config x', path))
   run_file = tmp_path / 'run.gin'
   run_file.write_text(
     (ROOT / 'configs/run/sim_conversation.gin')
