@@ -105,7 +105,8 @@ def test_block_0_is_in_every_conversation_and_no_other_is_hot():
   rows = conversation(3000)
   assert {row.hash_ids[0] for row in rows} == {0}
   rest = [TraceRow(0, 1, 1, row.hash_ids[1:]) for row in rows]
-  assert trace_statistics(rest).hottest_block_requests < 60
+  hottest = trace_statistics(rest).hottest_block_requests
+  assert hottest is not None and hottest < 60
 
 
 def test_tools_share_12_blocks_and_agents_5():
