@@ -254,6 +254,13 @@ class ClusterSpec:
   def decode_names(self) -> tuple[str, ...]:
     return tuple(f'decode{i}' for i in range(self.decode_instances))
 
+  @property
+  def num_nodes(self) -> int:
+    """Prefill and decode instances, a pair that shares devices being one."""
+    return self.prefill_instances + (
+      0 if self.colocated else self.decode_instances
+    )
+
   def of(self, instance: str) -> 'ClusterSpec':
     """A cluster all of whose instances have the sizes of this one."""
     own = self.instances.get(instance)

@@ -124,7 +124,7 @@ def search(
     min_rate=native / max_scale,
     max_rate=native * max_scale,
   )
-  return Capacity(native, _instances(experiment), found)
+  return Capacity(native, experiment.cluster.num_nodes, found)
 
 
 def requests_per_s(requests: Sequence[Request]) -> float:
@@ -149,12 +149,6 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
     replace(request, arrival_s=(request.arrival_s - first_s) / scale)
     for request in requests
   ]
-
-
-def _instances(experiment: Experiment) -> int:
-  cluster = experiment.cluster
-  decode = 0 if cluster.colocated else cluster.decode_instances
-  return cluster.prefill_instances + decode
 
 
 def _experiments(args: argparse.Namespace) -> dict[str, Experiment]:

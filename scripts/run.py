@@ -2,6 +2,7 @@
 """Serves a workload as a gin file says, on devices or in simulation.
 
   python scripts/run.py configs/run/NAME.gin [--bind 'X.y=z'] [--out DIR]
+    [--parquet]
 
 Prints a progress bar and a table, and leaves the results folder in DIR, or in
 results/NAME. The exit status is 2 for a mistake in the configuration, 1 for
@@ -12,9 +13,12 @@ import argparse
 from pathlib import Path
 import sys
 
+from mooncake_jax.report.parquet import require_pyarrow
+from mooncake_jax.report.parquet import write_parquet
 from scripts.config import load
 from scripts.errors import one_line_errors
 from scripts.experiment import Experiment
+from scripts.running import folder_of
 from scripts.running import run
 
 
@@ -25,11 +29,19 @@ def main(argv: list[str] | None = None) -> int:
     '--bind', action='append', default=[], metavar='X.y=z', help='comes last'
   )
   parser.add_argument('--out', type=Path, help='default: results/NAME')
+  parser.add_argument(
+    '--parquet', action='store_true', help='records.parquet besides'
+  )
   args = parser.parse_args(argv)
   out = args.out or Path('results') / Path(args.config).stem
   with one_line_errors():
+    if args.parquet:
+      require_pyarrow()  # Known before the run, not after it.
     experiment, operative = load(args.config, args.bind, Experiment)
-    run(experiment, operative, out)
+    outcomes = run(experiment, operative, out)
+    for name, outcome in outcomes.items() if args.parquet else ():
+      folder = folder_of(out, name)
+      write_parquet(folder / 'records.parquet', outcome.records)
   return 0
 
 

@@ -50,12 +50,17 @@ def run(
   columns = {name: outcome.summary for name, outcome in outcomes.items()}
   print(f'\n{experiment.title}\n\n{comparison(columns)}\n')
   for name, outcome in outcomes.items():
-    folder = out / WITHOUT if name == WITHOUT else out
+    folder = folder_of(out, name)
     found = _environment(experiment, outcome, started)
     _write(folder, experiment, operative, found, outcome, with_page)
   where = f', open {out / "report.html"}' if with_page else ''
   print(f'results: {out}{where}')
   return outcomes
+
+
+def folder_of(out: Path, name: str) -> Path:
+  """Where the results of one column of the table lie."""
+  return out / WITHOUT if name == WITHOUT else out
 
 
 def _serve_all(experiment: Experiment, opened: Opened) -> dict[str, Outcome]:

@@ -65,7 +65,9 @@ def serve_once(
     on_event,
     experiment.keeps_journal,
   )
-  summary = summarize(records, experiment.slo)
+  summary = summarize(
+    records, experiment.slo, instances=experiment.cluster.num_nodes
+  )
   return Outcome(records, journal, summary, prepared)
 
 
@@ -79,7 +81,8 @@ def _serve_vllm(
     experiment.truth or experiment.costs,
     experiment.cluster.block_size_tokens,
   )
-  return Outcome(records, [], summarize(records, experiment.slo), prepared)
+  summary = summarize(records, experiment.slo, instances=spec.instances)
+  return Outcome(records, [], summary, prepared)
 
 
 def conductor_of(

@@ -132,6 +132,24 @@ def test_every_request_is_counted_once():
   assert summary.rejection_reasons == {'ttft': 1, 'tbt': 1}
 
 
+def test_each_limit_is_counted_alone_and_good_by_time_and_instance():
+  summary = summarize(mixed_run(), SLO(30, 0.1), 20.0, instances=4)
+  assert summary.ttft_attainment == 0.3  # 'slow tokens' as well
+  assert summary.tbt_attainment == 0.3  # 'slow first' as well
+  assert summary.effective_per_s == 0.1
+  assert summary.effective_per_s_per_instance == 0.025
+  unknown = summarize(mixed_run(), SLO(30, 0.1), 20.0)
+  assert unknown.effective_per_s_per_instance is None
+
+
+def test_the_longest_gap_is_of_a_request():
+  stalled = served('stalled')
+  stalled.segments.append(TokenSegment(stalled.segments[-1].last_s + 7, 0.0, 1))
+  summary = summarize([served(tbt_s=0.2), stalled], SLO())
+  assert summary.longest_gap_s['p50'] == pytest.approx((0.2 + 7) / 2)
+  assert latency.longest_gap_s(served(tokens=1)) is None
+
+
 def test_effective_is_completed_within_both_limits_of_all_offered():
   summary = summarize(mixed_run(), SLO(30, 0.1))
   assert summary.effective == 2  # 'good' and 'one token'

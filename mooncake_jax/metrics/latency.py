@@ -64,6 +64,11 @@ def tpot_s(record: RequestRecord) -> float | None:
   return sum(interval_s * count for interval_s, count in found) / total
 
 
+def longest_gap_s(record: RequestRecord) -> float | None:
+  """The longest interval; None with fewer than two tokens."""
+  return max((gap_s for gap_s, _ in intervals(record.segments)), default=None)
+
+
 def tbt_percentile(record: RequestRecord, percent: float) -> float | None:
   """The interval that `percent` (0 to 100) of a request's are at most.
 

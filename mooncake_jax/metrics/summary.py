@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_jax.metrics.latency import intervals
+from mooncake_jax.metrics.latency import longest_gap_s
 from mooncake_jax.metrics.latency import tbt_tail_s
 from mooncake_jax.metrics.latency import tpot_s
 from mooncake_jax.metrics.predictions import prediction_errors
@@ -43,6 +44,11 @@ class Summary:
       output token has no TBT and keeps that limit.
     effective_request_capacity: effective / offered; every rejection, failure
       and late answer counts against it.
+    ttft_attainment, tbt_attainment: the same for one limit alone; at least
+      the one for both.
+    effective_per_s: effective / duration_s.
+    effective_per_s_per_instance: that for each instance, a pair that shares
+      devices being one; None where nobody said how many there are.
     hit_rate: prompt tokens not computed / prompt tokens, both summed over the
       requests whose prefill ended (those rejected late included). None where
       the workload does not say what prompts share (a trace without hashes).
@@ -53,6 +59,7 @@ class Summary:
       completed requests with at least two tokens.
     tbt_s: of all token intervals of completed requests, whosever they are.
     tpot_s: the mean of a request's intervals.
+    longest_gap_s: the longest of a request's intervals.
     prediction_errors: of the Conductor's predictions, by term (queue,
       transfer, prefill, ttft from placement on, tbt): `bias_s` is the mean of
       predicted less observed, `p50_s` and `p99_s` are of its size.
@@ -76,6 +83,10 @@ class Summary:
   cancelled: int
   effective: int
   effective_request_capacity: float
+  ttft_attainment: float
+  tbt_attainment: float
+  effective_per_s: float
+  effective_per_s_per_instance: float | None
   hit_rate: float | None
   hit_rate_by_tier: dict[str, float]
   hit_rate_request_mean: float | None
@@ -83,6 +94,7 @@ class Summary:
   tbt_tail_s: Statistics
   tbt_s: Statistics
   tpot_s: Statistics
+  longest_gap_s: Statistics
   prediction_errors: dict[str, dict[str, float]]
   rejection_reasons: dict[str, int]
   output_tokens: int
@@ -115,19 +127,25 @@ class Summary:
 
 
 def summarize(
-  records: Sequence[RequestRecord], slo: SLO, duration_s: float | None = None
+  records: Sequence[RequestRecord],
+  slo: SLO,
+  duration_s: float | None = None,
+  instances: int | None = None,
 ) -> Summary:
   """Counts and averages the records of a run.
 
   Args:
     slo: what makes a request effective.
     duration_s: of the run; None is up to the last time stamp in the records.
+    instances: that served it; None is unknown.
   """
   outcomes = Counter(record.outcome for record in records)
   completed = [r for r in records if r.outcome == 'completed']
-  effective = sum(is_effective(record, slo) for record in completed)
+  kept = [_limits_kept(record, slo) for record in completed]
+  effective = sum(ttft and tbt for ttft, tbt in kept)
   if duration_s is None:
     duration_s = max((_last_s(record) for record in records), default=0.0)
+  effective_per_s = _ratio(effective, duration_s)
   output_tokens = sum(record.num_output_tokens for record in completed)
   return Summary(
     offered=len(records),
@@ -139,11 +157,18 @@ def summarize(
     cancelled=outcomes['cancelled'],
     effective=effective,
     effective_request_capacity=_ratio(effective, len(records)),
+    ttft_attainment=_ratio(sum(ttft for ttft, _ in kept), len(records)),
+    tbt_attainment=_ratio(sum(tbt for _, tbt in kept), len(records)),
+    effective_per_s=effective_per_s,
+    effective_per_s_per_instance=(
+      None if instances is None else effective_per_s / instances
+    ),
     **_hits([r for r in records if r.prefill_done_s is not None]),
     ttft_s=statistics([r.ttft_s for r in completed]),
     tbt_tail_s=statistics([tbt_tail_s(r) for r in completed]),
     tbt_s=_interval_statistics(completed),
     tpot_s=statistics([tpot_s(r) for r in completed]),
+    longest_gap_s=statistics([longest_gap_s(r) for r in completed]),
     prediction_errors=prediction_errors(records),
     rejection_reasons=_rejection_reasons(records),
     output_tokens=output_tokens,
@@ -161,10 +186,16 @@ def summarize(
 
 def is_effective(record: RequestRecord, slo: SLO) -> bool:
   """Completed, and both limits kept."""
+  return record.outcome == 'completed' and all(_limits_kept(record, slo))
+
+
+def _limits_kept(record: RequestRecord, slo: SLO) -> tuple[bool, bool]:
+  """Whether a completed request kept the limits of TTFT and of TBT."""
   ttft_s, tbt_s = record.ttft_s, tbt_tail_s(record)
-  if record.outcome != 'completed' or ttft_s is None or ttft_s > slo.ttft_s:
-    return False
-  return tbt_s is None or tbt_s <= slo.tbt_s
+  return (
+    ttft_s is not None and ttft_s <= slo.ttft_s,
+    tbt_s is None or tbt_s <= slo.tbt_s,
+  )
 
 
 def statistics(values: Sequence[float | None]) -> Statistics:
