@@ -9,6 +9,7 @@ from typing import Literal
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import CostModel
+from mooncake_jax.model.kernels import AttentionChoice
 from mooncake_jax.slo import SLO
 from mooncake_jax.systems.vllm import VllmSpec
 from mooncake_jax.transfer.mooncake_config import MooncakeConfig
@@ -34,8 +35,7 @@ class Experiment:
       others, on devices; a simulation has its own.
     truth: what work really takes in a simulation; None is `costs`, an oracle.
     true_instances: the same for instances that differ; None is `instances`.
-    attention: the kernel on devices: 'jnp', 'pallas', 'cudnn', 'tpu_ragged';
-      see model/attention.py.
+    attention: the kernel on devices; see `InstanceSpec`.
     compare_reuse: serve the same requests once more with reuse off.
     show_answers: print so many of the outputs.
     vllm: serves instead of the cluster, in a simulation: coupled instances, to
@@ -56,7 +56,7 @@ class Experiment:
   instances: Mapping[str, CostModel] = field(default_factory=dict)
   true_instances: Mapping[str, CostModel] | None = None
   store: MooncakeConfig | None = None
-  attention: Literal['jnp', 'pallas', 'cudnn', 'tpu_ragged'] = 'jnp'
+  attention: AttentionChoice = 'auto'
   compare_reuse: bool = False
   show_answers: int = 0
   vllm: VllmSpec | None = None

@@ -23,6 +23,7 @@ from mooncake_jax.engine.stage_pool import StagePool
 from mooncake_jax.engine.tasks import Desk
 from mooncake_jax.engine.tick_model import TickModel
 from mooncake_jax.engine.weights import Weights
+from mooncake_jax.model import kernels
 from mooncake_jax.model import sharding
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.transfer.budget import ByteBudget
@@ -51,11 +52,12 @@ class Builder:
     """
     self._config = config
     self._spec = spec
+    self._kernel = kernels.chosen(spec.attention, devices[0].platform)
     self._devices = devices
     self._weights = weights
     self._layout = layout
     self._kv_dtype = kv_dtype
-    self._programs = programs.with_attention(spec.attention)
+    self._programs = programs.with_attention(self._kernel)
     self._owner = owner
     self._ranges = spec.stage_ranges(config.num_layers)
 
@@ -80,7 +82,12 @@ class Builder:
       groups = self._spec.layer_groups(*layers)
       params = self._weights.on(mesh, self._spec.unroll, groups)
       model = MeshModel(
-        self._config, pool, params, groups, self._programs.prefill
+        self._config,
+        pool,
+        params,
+        groups,
+        self._programs.prefill,
+        self._kernel,
       )
       desk = Desk(
         pool, Reader(f'{name}-reader', now_s, on_crash), staging, model

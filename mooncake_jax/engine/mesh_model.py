@@ -20,6 +20,7 @@ from mooncake_jax.engine.spec import bucket
 from mooncake_jax.engine.stage_pool import ChunkInputs
 from mooncake_jax.engine.stage_pool import StagePool
 from mooncake_jax.model import decode
+from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import join_params
 from mooncake_jax.model.params import Params
 from mooncake_jax.model.sampling import SamplingRows
@@ -42,15 +43,19 @@ class MeshModel:
     params: Sequence[Params],
     groups: Sequence[Layers],
     prefill_program: Callable[..., Any],
+    kernel: AttentionKernel = 'jnp',
   ):
-    """Takes parameters that lie on the mesh, a tree for each layer group."""
+    """Takes parameters that lie on the mesh, a tree for each layer group.
+
+    `kernel` is of decode steps; the prefill program has its own.
+    """
     self.config = config
     self.pool = pool
     self.groups = tuple(groups)
     self._prefill = prefill_program
     self._group_params = params
     whole = join_params(params)
-    self.steps = BoundStep(whole, config, pool.spec.attention)
+    self.steps = BoundStep(whole, config, kernel)
     firsts = [start - pool.layers[0] for start, _ in groups]
     self._first_layers = [pool.put(np.int32(first)) for first in firsts]
 

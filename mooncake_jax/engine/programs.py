@@ -30,8 +30,8 @@ class PrefillPrograms(NamedTuple):
   leave: Callable[..., Any] = leave
 
   def with_attention(self, kernel: AttentionKernel) -> 'PrefillPrograms':
-    """The same programs with another attention kernel than 'jnp'."""
-    if kernel == 'jnp':
+    """The same programs with another attention kernel than the portable."""
+    if kernel in ('jnp', 'cpu'):  # the same for chunks
       return self
     return self._replace(
       prefill=partial(self.prefill, kernel=kernel),

@@ -7,7 +7,7 @@ from typing import get_args
 from typing import Literal
 
 from mooncake_jax.cluster_spec import Executor
-from mooncake_jax.model.kernels import AttentionKernel
+from mooncake_jax.model.kernels import AttentionChoice
 
 Role = Literal['prefill', 'decode', 'both']
 # Which parts have a checksum: those on SSDs, or those in host memory as well.
@@ -51,8 +51,9 @@ class InstanceSpec:
       their KVCache leaves while the next compute; None is all at once.
     unroll: one program part a layer (fast on CPU), else a scan over stacked
       layers (compiles faster).
-    attention: the kernel: 'jnp' runs anywhere, 'pallas' is ours for GPUs and
-      TPUs, 'cudnn' and 'tpu_ragged' are JAX's.
+    attention: the kernel: 'jnp' runs anywhere, 'cpu' is ours in C++ for CPUs,
+      'pallas' for GPUs and TPUs, 'cudnn' and 'tpu_ragged' are JAX's. 'auto' is
+      'cpu' on a CPU with a C++ compiler, else 'jnp'.
   """
 
   name: str
@@ -75,7 +76,7 @@ class InstanceSpec:
   executor: Executor = 'mpmd'
   layers_per_group: int | None = None
   unroll: bool = True
-  attention: AttentionKernel = 'jnp'
+  attention: AttentionChoice = 'auto'
 
   def __post_init__(self):
     counts = ('max_tokens', 'num_devices', 'max_batch')
@@ -99,8 +100,8 @@ class InstanceSpec:
       self._refuse('ssd_bytes', 'needs an ssd_url')
     if self.checksums not in get_args(Checksums):
       self._refuse('checksums', f'must be one of {get_args(Checksums)}')
-    if self.attention not in get_args(AttentionKernel):
-      self._refuse('attention', f'must be one of {get_args(AttentionKernel)}')
+    if self.attention not in get_args(AttentionChoice):
+      self._refuse('attention', f'must be one of {get_args(AttentionChoice)}')
     if not self.chunk_buckets or min(self.chunk_buckets) < 1:
       self._refuse('chunk_buckets', 'must be lengths >= 1')
     if self.batch_buckets and max(self.batch_buckets) < self.max_batch:

@@ -19,6 +19,7 @@ from jax import numpy as jnp
 from mooncake_jax.model import decode_attention
 from mooncake_jax.model import sharding
 from mooncake_jax.model.kernels import AttentionKernel
+from mooncake_jax.model.kernels import cpu
 from mooncake_jax.model.kernels import gathered
 from mooncake_jax.model.kernels import gpu
 from mooncake_jax.model.kernels import tpu
@@ -61,7 +62,7 @@ def attend(
     in_specs=(q_spec, kv_spec, whole, whole, whole, whole),
     out_specs=q_spec,
     axis_names=set(sharding.MESH_AXES),
-    check_vma=kernel == 'jnp',  # Pallas calls don't say what they vary over
+    check_vma=kernel == 'jnp',  # the others don't say what they vary over
   )(*args)
 
 
@@ -94,6 +95,14 @@ def _queries(i, q_BTKGH, read, page_tokens, table_BP, start_B, stop_B, window):
   return jnp.transpose(o_BKGTH.astype(q_BTKGH.dtype), (0, 3, 1, 2, 4))
 
 
+def _cpu(q_BTKGH, kv_LP2CKH, layer, table_BP, start_B, stop_B, window):
+  """C++ for a step's queries; a chunk reads little for what it computes."""
+  rest = (kv_LP2CKH, layer, table_BP, start_B, stop_B, window)
+  if q_BTKGH.shape[1] > 1 or kv_LP2CKH.dtype not in cpu.DTYPES:
+    return _attend(q_BTKGH, *rest)
+  return cpu.attend(q_BTKGH[:, 0], *rest)[:, None]
+
+
 def _pallas(*args, window):
   """The kernel of the platform that is compiled for."""
   by = functools.partial
@@ -107,6 +116,7 @@ def _pallas(*args, window):
 
 _KERNELS = {
   'jnp': _attend,
+  'cpu': _cpu,
   'pallas': _pallas,
   'cudnn': gathered.cudnn,
   'tpu_ragged': gathered.tpu_ragged,

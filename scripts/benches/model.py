@@ -11,12 +11,13 @@ from jax import numpy as jnp
 import numpy as np
 
 from mooncake_jax.model import fuse
+from mooncake_jax.model import kernels
 from mooncake_jax.model import pages
 from mooncake_jax.model import params
 from mooncake_jax.model import sharding
 from mooncake_jax.model.decode import decode_step
 from mooncake_jax.model.decode import DecodeState
-from mooncake_jax.model.kernels import AttentionKernel
+from mooncake_jax.model.kernels import AttentionChoice
 from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
@@ -48,7 +49,7 @@ class Model:
     max_batch: int,
     config: ModelConfig = CONFIG,
     dtype: jax.typing.DTypeLike = 'float32',
-    kernel: AttentionKernel = 'jnp',
+    kernel: AttentionChoice = 'auto',
     unroll: bool = True,
     num_pages: int | None = None,
   ):
@@ -58,7 +59,8 @@ class Model:
     pages follow the row's before it, as far as the step needs them.
     """
     self.config = config
-    self.kernel: AttentionKernel = kernel
+    platform = jax.devices()[0].platform
+    self.kernel = kernels.chosen(kernel, platform)
     self.mesh = sharding.make_mesh(jax.devices()[:1], config)
     made = params.init_params(config, jax.random.key(0), dtype, self.mesh)
     made = made if unroll else params.stack_layers(made)
