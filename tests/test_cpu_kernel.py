@@ -13,7 +13,6 @@ import pytest
 
 from mooncake_jax.model import kernels
 from mooncake_jax.model.attention import attend
-from mooncake_jax.model.kernels import cpu
 from mooncake_jax.model.kernels.native import build
 
 needs_compiler = pytest.mark.skipif(
