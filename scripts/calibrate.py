@@ -114,8 +114,8 @@ def calibrate_served(
     if not name.startswith(('prefill', 'decode'))
   }
   return {
-    'prefill': fit.fit_prefill(found.prefill),
-    'decode': fit.fit_decode(found.decode),
+    'prefill': fit.fit_prefill(found.prefill, noisy=True),
+    'decode': fit.fit_decode(found.decode, noisy=True),
     'links': fit.Fit(links, 0.0, 0),
   }
 

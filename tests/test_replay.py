@@ -3,10 +3,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from lifecycle import COSTS
 from lifecycle import SPEC
+from mooncake_jax.costs.fit import DecodeSample
+from mooncake_jax.costs.fit import fit_decode
 from mooncake_jax.costs.observed import observed
 from mooncake_jax.report.records import read_journal
 from mooncake_jax.report.records import read_records
@@ -79,6 +82,30 @@ def test_costs_of_a_served_run_are_believed_by_the_next(tmp_path, monkeypatch):
   believed = replay.of_folder(results, costs).quantiles()
   for measured_s, simulated_s in believed.values():
     assert simulated_s == pytest.approx(measured_s, rel=0.02)
+
+
+def test_times_that_are_noisy_are_fitted_to_their_mean():
+  """A step that was read late makes the next one short; both count."""
+  rng = np.random.default_rng(0)
+  samples = []
+  for _ in range(2000):
+    rows, context = int(rng.integers(1, 9)), int(rng.integers(10, 3000))
+    late_s = rng.uniform(0, 0.9)
+    true_s = COSTS.decode_step_s(rows, context)
+    for share in (1 + late_s, 1 - late_s):
+      samples.append(DecodeSample(rows, context, true_s * share))
+  found = fit_decode(samples, noisy=True).coefficients
+  biased = fit_decode(samples).coefficients
+  true_s = COSTS.decode_step_s(4, 1500)
+  assert _step_s(found, 4, 1500) == pytest.approx(true_s, rel=0.03)
+  assert _step_s(biased, 4, 1500) < 0.7 * true_s
+
+
+def _step_s(found, rows: int, context: int) -> float:
+  return found['decode_base_s'] + (
+    rows * found['decode_s_per_row']
+    + context * found['decode_s_per_context_token']
+  )
 
 
 def test_a_run_of_other_requests_is_told(tmp_path):

@@ -3,8 +3,10 @@
 
 Every coefficient is a physical cost, so none may be negative: non-negative
 least squares on relative errors (each sample counts by its percentage, or the
-few long prompts would decide alone). Coefficients bear the names of the
-fields they are for:
+few long prompts would decide alone). Of what it was measured to be, where a
+time is the best of several; of what is fitted, where times are `noisy`: else
+those that happen to be short would count for too much, and the fit's mean not
+be theirs. Coefficients bear the names of the fields they are for:
 
   cost = PolynomialCost(**fit_prefill(p).coefficients,
                         **fit_decode(d).coefficients,
@@ -55,7 +57,8 @@ class Fit:
 
   Attributes:
     coefficients: by field name of `PolynomialCost`.
-    mape: mean of |predicted - measured| / measured, 0.05 is 5 %.
+    mape: mean of |predicted - measured| / measured, 0.05 is 5 %; where times
+      are noisy, of what is predicted.
     num_samples: how many it was made from.
   """
 
@@ -90,25 +93,28 @@ DECODE = Terms(
   lambda s: (1, s.batch_size, s.context_tokens),
 )
 
+# Of a noisy fit, whose weights come from the fit before; it has settled by then.
+ROUNDS = 10
+
 LINE = Terms(('latency', 's_per_byte'), lambda s: (1, s.num_bytes))
 
 
-def fit_prefill(samples: Sequence[PrefillSample]) -> Fit:
+def fit_prefill(samples: Sequence[PrefillSample], noisy: bool = False) -> Fit:
   """c, gamma, b and a of t(L, x), see `costs.model`.
 
   Raises:
     ValueError: fewer than 4 samples, or one whose time is not > 0.
   """
-  return _fit('fit_prefill', PREFILL, samples)
+  return _fit('fit_prefill', PREFILL, samples, noisy)
 
 
-def fit_decode(samples: Sequence[DecodeSample]) -> Fit:
+def fit_decode(samples: Sequence[DecodeSample], noisy: bool = False) -> Fit:
   """d0, d1 and d2 of t(B, S), see `costs.model`.
 
   Raises:
     ValueError: fewer than 3 samples, or one whose time is not > 0.
   """
-  return _fit('fit_decode', DECODE, samples)
+  return _fit('fit_decode', DECODE, samples, noisy)
 
 
 def held_out_errors(terms: Terms, samples: Sequence[Sample]) -> np.ndarray:
@@ -154,7 +160,9 @@ def fit_link(samples: Sequence[LinkSample], link: Link) -> Fit:
   return Fit(coefficients, line.mape, line.num_samples)
 
 
-def _fit(what: str, terms: Terms, samples: Sequence[Sample]) -> Fit:
+def _fit(
+  what: str, terms: Terms, samples: Sequence[Sample], noisy: bool = False
+) -> Fit:
   from scipy.optimize import nnls  # 0.5 s: paid by who fits, not who imports
 
   names, seconds = terms.names, [sample.seconds for sample in samples]
@@ -166,11 +174,30 @@ def _fit(what: str, terms: Terms, samples: Sequence[Sample]) -> Fit:
     if not (np.isfinite(value) and value > 0):
       raise ValueError(f'{what}: samples[{i}].seconds={value!r} must be > 0')
   rows = np.array([terms.row(sample) for sample in samples], float)
-  relative = rows / np.array(seconds, float)[:, None]
+  measured = np.array(seconds, float)
+  if noisy:
+    fitted = np.full_like(measured, measured.mean())
+    for _ in range(ROUNDS):
+      solution = _least_squares(nnls, rows, measured, fitted)
+      fitted = np.maximum(rows @ solution, 1e-3 * measured.mean())
+    errors = measured / fitted - 1
+  else:
+    solution = _least_squares(nnls, rows, measured, measured)
+    errors = rows @ solution / measured - 1
+  found = dict(zip(names, solution.tolist()))
+  return Fit(found, float(np.mean(np.abs(errors))), len(seconds))
+
+
+def _least_squares(
+  nnls: Callable[..., Any],
+  rows: np.ndarray,
+  measured: np.ndarray,
+  size: np.ndarray,
+) -> np.ndarray:
+  """Coefficients >= 0 of the least errors in shares of `size`."""
+  relative = rows / size[:, None]
   # Columns differ by many orders of magnitude: fit them on one scale.
   scale = np.linalg.norm(relative, axis=0)
   scale[scale == 0] = 1
-  solution, _ = nnls(relative / scale, np.ones(len(seconds)))
-  found = dict(zip(names, (solution / scale).tolist()))
-  errors = relative_errors(terms, found, samples)
-  return Fit(found, float(np.mean(np.abs(errors))), len(seconds))
+  solution, _ = nnls(relative / scale, measured / size)
+  return solution / scale
