@@ -93,7 +93,7 @@ DECODE = Terms(
   lambda s: (1, s.batch_size, s.context_tokens),
 )
 
-# Of a noisy fit, whose weights come from the fit before; it has settled by then.
+# Of a noisy fit, whose weights come from the one before: it has settled then.
 ROUNDS = 10
 
 LINE = Terms(('latency', 's_per_byte'), lambda s: (1, s.num_bytes))
