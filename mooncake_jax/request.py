@@ -7,6 +7,7 @@ of the run, on the backend's clock (virtual or wall).
 
 from dataclasses import dataclass
 from dataclasses import field
+import math
 from typing import Literal
 
 import numpy as np
@@ -184,20 +185,57 @@ class Rejection:
   retry_after_s: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenSegment:
-  """Tokens emitted at equal intervals: token i at first_s + i * interval_s.
+  """Tokens emitted one after another, each gap by as much longer.
 
-  A device emits segments of one token; the simulator, long ones.
+  Token i comes at first_s + i * interval_s + growth_s * i * (i - 1) / 2: the
+  gap behind it is interval_s + i * growth_s, as contexts grow by a token a row
+  and step. A device emits segments of one token; the simulator, long ones.
   """
 
   first_s: float
   interval_s: float
   count: int
+  growth_s: float = 0.0
+
+  def token_s(self, i: int) -> float:
+    """When token i came; the count-th is the one that would come next."""
+    growth_s = self.growth_s * (i * (i - 1) / 2)
+    return self.first_s + i * self.interval_s + growth_s
 
   @property
   def last_s(self) -> float:
-    return self.first_s + (self.count - 1) * self.interval_s
+    return self.token_s(self.count - 1)
+
+  @property
+  def mean_interval_s(self) -> float:
+    """Of the gaps between its tokens; 0 of one token."""
+    if self.count < 2:
+      return 0.0
+    return self.interval_s + self.growth_s * (self.count - 2) / 2
+
+  def without(self, num_tokens: int) -> 'TokenSegment':
+    """The rest behind its first tokens."""
+    return TokenSegment(
+      self.token_s(num_tokens),
+      self.interval_s + num_tokens * self.growth_s,
+      self.count - num_tokens,
+      self.growth_s,
+    )
+
+  def until(self, time_s: float) -> 'TokenSegment':
+    """Its tokens up to the first that comes at or after `time_s`."""
+    late_s, half_s = time_s - self.first_s, self.growth_s / 2
+    if late_s <= 0 or not self.interval_s:
+      return TokenSegment(self.first_s, self.interval_s, 1, self.growth_s)
+    # The root of late_s = i * interval_s + i * (i - 1) * half_s.
+    slope_s = self.interval_s - half_s
+    root = math.sqrt(max(slope_s**2 + 4 * half_s * late_s, 0.0))
+    steps = 2 * late_s / (slope_s + root)
+    # The small slack keeps a token hit exactly from rounding up.
+    count = min(1 + math.ceil(steps - 1e-9), self.count)
+    return TokenSegment(self.first_s, self.interval_s, count, self.growth_s)
 
 
 Outcome = Literal[

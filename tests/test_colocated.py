@@ -63,10 +63,7 @@ def _token_times(completions):
     for completion in completions
     for row in completion.rows
     if row.request_id == 'a'
-    for time_s in (
-      row.segment.first_s + i * row.segment.interval_s
-      for i in range(row.segment.count)
-    )
+    for time_s in (row.segment.token_s(i) for i in range(row.segment.count))
   ]
 
 

@@ -232,7 +232,8 @@ class DecodeMachine(RuleBasedStateMachine):
           r for r in self.here if r.request.request_id == effect.request_id
         ]
         self.here.remove(run)
-        assert effect.num_output_tokens == run.request.max_output_tokens
+        output = run.num_before + run.request.max_output_tokens
+        assert effect.num_output_tokens == output
         self._end(run, go_on=False)
     for run in runs:
       self._release(run)

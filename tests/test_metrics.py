@@ -50,7 +50,8 @@ def segment_lists(draw) -> list[TokenSegment]:
   for _ in range(draw(st.integers(0, 6))):
     now_s += draw(seconds)
     count = draw(st.sampled_from([1, 1, 2, 3, 10, 57]))
-    segments.append(TokenSegment(now_s, draw(seconds), count))
+    growth_s = draw(st.sampled_from([0.0, 1e-4, 0.3]))
+    segments.append(TokenSegment(now_s, draw(seconds), count, growth_s))
     now_s = segments[-1].last_s
   return segments
 
@@ -58,9 +59,7 @@ def segment_lists(draw) -> list[TokenSegment]:
 def expanded(segments: list[TokenSegment]) -> np.ndarray:
   """Intervals of the tokens written out, the slow way."""
   times = [
-    segment.first_s + i * segment.interval_s
-    for segment in segments
-    for i in range(segment.count)
+    segment.token_s(i) for segment in segments for i in range(segment.count)
   ]
   return np.diff(times)
 

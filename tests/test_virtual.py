@@ -73,10 +73,7 @@ def test_a_cancelled_decode_ends_at_the_next_step_boundary(share):
   done += _drain(backend)
   assert len(done) == 1
   segment = done[0].rows[0].segment
-  boundaries = [
-    whole.rows[0].segment.first_s + i * whole.rows[0].segment.interval_s
-    for i in range(10)
-  ]
+  boundaries = [whole.rows[0].segment.token_s(i) for i in range(10)]
   due = [t for t in boundaries if t >= cut_s - 1e-12][:1] or boundaries[-1:]
   assert done[0].time_s == pytest.approx(due[0])
   assert segment.count == boundaries.index(due[0]) + 1

@@ -104,7 +104,7 @@ def _learn_step(view: View, placed: Placed, event: TokensEmitted) -> None:
   if placed.first_token_s is None:
     placed.first_token_s = segment.first_s
   placed.last_token_s = segment.last_s
-  observed_s = segment.interval_s
+  observed_s = segment.mean_interval_s
   if segment.count == 1 and before_s is not None:
     observed_s = segment.first_s - before_s
   loads, i = view.decode, view.decode.row[placed.placement.decode]

@@ -1,36 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time between tokens of one request, exact without expanding segments.
+"""Time between tokens of one request, exact from its segments.
 
-A `TokenSegment` of n tokens has n - 1 equal intervals, and between two
-segments lies one more. So a request's intervals are a short list of (seconds,
-how many), however many tokens it has.
+A `TokenSegment` of n tokens has n - 1 intervals, equal or growing evenly, and
+between two segments lies one more. Equal ones are counted, however many they
+are; growing ones are written out.
 """
 
 from collections.abc import Sequence
 import math
+from typing import NamedTuple
+
+import numpy as np
 
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.request import TokenSegment
 
-# (interval_s, how many of them), in the order they passed.
-Intervals = list[tuple[float, int]]
+
+class Intervals(NamedTuple):
+  """Different intervals and how many there are of each.
+
+  Attributes:
+    seconds: float [I].
+    counts: int [I].
+  """
+
+  seconds: np.ndarray
+  counts: np.ndarray
 
 
 def intervals(segments: Sequence[TokenSegment]) -> Intervals:
-  """All intervals between tokens: one fewer than there are tokens.
+  """All intervals between tokens, in the order they passed: fewer by one.
 
-  Segments of 3 tokens (0.1 s apart) and of 1, 0.5 s later:
-  [(0.1, 2), (0.5, 1)].
+  Segments of 3 tokens (0.1 s apart) and of 1, 0.5 s later: 0.1 twice, 0.5.
   """
-  found: Intervals = []
+  seconds: list[float] = []
+  counts: list[int] = []
   last_s = None
   for segment in segments:
     if last_s is not None:
-      found.append((segment.first_s - last_s, 1))
-    if segment.count > 1:
-      found.append((segment.interval_s, segment.count - 1))
+      seconds.append(segment.first_s - last_s)
+      counts.append(1)
+    gaps, interval_s = segment.count - 1, segment.interval_s
+    if gaps and segment.growth_s:
+      growth_s = segment.growth_s
+      seconds += [interval_s + i * growth_s for i in range(gaps)]
+      counts += [1] * gaps
+    elif gaps:
+      seconds.append(interval_s)
+      counts.append(gaps)
     last_s = segment.last_s
-  return found
+  return Intervals(np.array(seconds), np.array(counts, np.int64))
 
 
 def tbt_tail_s(record: RequestRecord) -> float | None:
@@ -39,17 +58,15 @@ def tbt_tail_s(record: RequestRecord) -> float | None:
   Of n intervals the longest ceil(n / 10), at least one. None with fewer than
   two tokens.
   """
-  found = sorted(intervals(record.segments), reverse=True)
-  total = sum(count for _, count in found)
+  seconds, counts = intervals(record.segments)
+  total = int(counts.sum())
   if not total:
     return None
-  longest = left = -(-total // 10)
-  sum_s = 0.0
-  for interval_s, count in found:
-    taken = min(count, left)
-    sum_s += interval_s * taken
-    left -= taken
-  return sum_s / longest
+  longest = -(-total // 10)
+  falling = np.argsort(-seconds)
+  upto = np.minimum(np.cumsum(counts[falling]), longest)
+  taken = np.diff(upto, prepend=0)
+  return float(seconds[falling] @ taken) / longest
 
 
 def tpot_s(record: RequestRecord) -> float | None:
@@ -57,11 +74,10 @@ def tpot_s(record: RequestRecord) -> float | None:
 
   None with fewer than two tokens.
   """
-  found = intervals(record.segments)
-  total = sum(count for _, count in found)
-  if not total:
+  gaps, segments = record.num_output_tokens - 1, record.segments
+  if gaps < 1:
     return None
-  return sum(interval_s * count for interval_s, count in found) / total
+  return (segments[-1].last_s - segments[0].first_s) / gaps
 
 
 def longest_gap_s(record: RequestRecord) -> float | None:
@@ -75,20 +91,12 @@ def tbt_percentile(record: RequestRecord, percent: float) -> float | None:
   Linear between two neighbours, as numpy's. None with fewer than two tokens.
   """
   assert 0 <= percent <= 100, f'{percent=}'
-  found = sorted(intervals(record.segments))
-  total = sum(count for _, count in found)
+  seconds, counts = intervals(record.segments)
+  total = int(counts.sum())
   if not total:
     return None
-  rank = (total - 1) * percent / 100
-  low = _nth(found, math.floor(rank))
-  high = _nth(found, math.ceil(rank))
-  return low + (high - low) * (rank - math.floor(rank))
-
-
-def _nth(ascending: Intervals, n: int) -> float:
-  """The n-th shortest interval, from 0."""
-  for interval_s, count in ascending:
-    if n < count:
-      return interval_s
-    n -= count
-  raise IndexError(n)
+  rising = np.argsort(seconds)
+  upto, rank = np.cumsum(counts[rising]), (total - 1) * percent / 100
+  ends = [math.floor(rank), math.ceil(rank)]
+  low, high = seconds[rising[np.searchsorted(upto, ends, side='right')]]
+  return float(low + (high - low) * (rank - ends[0]))

@@ -16,7 +16,6 @@ from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
-from mooncake_jax.request import TokenSegment
 
 
 class RecordBook:
@@ -135,11 +134,7 @@ class RecordBook:
     if skip:
       self._repeated[record.request_id] -= skip
       tokens = tokens[skip:]
-      segment = TokenSegment(
-        segment.first_s + skip * segment.interval_s,
-        segment.interval_s,
-        segment.count - skip,
-      )
+      segment = segment.without(skip)
     if not segment.count:
       return
     if record.first_token_s is None:

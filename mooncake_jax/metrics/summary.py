@@ -209,10 +209,11 @@ def statistics(values: Sequence[float | None]) -> Statistics:
 
 def _interval_statistics(records: Sequence[RequestRecord]) -> Statistics:
   """Of all token intervals, counted as often as they passed."""
-  found = [pair for record in records for pair in intervals(record.segments)]
-  if not found:
+  found = [intervals(record.segments) for record in records]
+  seconds = np.concatenate([np.empty(0), *[each.seconds for each in found]])
+  counts = np.concatenate([np.empty(0), *[each.counts for each in found]])
+  if not len(seconds):
     return statistics([])
-  seconds, counts = np.array(found).T
   mean = float(np.average(seconds, weights=counts))
   percentiles = np.percentile(
     seconds, (50, 90, 99), weights=counts, method='inverted_cdf'

@@ -2,6 +2,7 @@
 """Records and journal of a run as JSON lines, and back."""
 
 from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mooncake_jax.serve import Journal
 
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
-  """One record a line; a segment is [first_s, interval_s, count]."""
+  """One record a line; a segment has the numbers of `TokenSegment`."""
   write_lines(path, map(_record_to_json, records))
 
 
@@ -32,14 +33,14 @@ def read_records(path: Path) -> list[RequestRecord]:
 
 
 def _record_to_json(record: RequestRecord) -> dict[str, Any]:
-  segments = [[s.first_s, s.interval_s, s.count] for s in record.segments]
+  segments = [[*astuple(s)] for s in record.segments]
   return encode(record) | {'segments': segments}
 
 
 def _record_from_json(where: str, item: dict[str, Any]) -> RequestRecord:
   try:
     record = decode(item | {'segments': []}, RequestRecord)
-    record.segments = [TokenSegment(*triple) for triple in item['segments']]
+    record.segments = [TokenSegment(*numbers) for numbers in item['segments']]
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{where}: {error}') from None
   return record

@@ -22,6 +22,7 @@ from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import WorkId
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import riding_s
+from mooncake_jax.request import TokenSegment
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.clock import Due
 from mooncake_jax.sim.decoding import Decoding
@@ -50,7 +51,7 @@ class _Batch:
 
   def emit(self, steps: Decoding) -> Completion:
     """Counts steps that were made; their completion."""
-    made = steps.num_steps
+    made = steps.steps.count
     self.num_left -= made
     found = steps.completion()
     self.rows = DecodeBatch(
@@ -125,7 +126,7 @@ class SharedDevice:
       self._batch.num_left = 1
       if self._steps is not None:
         self._cut_short()
-        self._batch.num_left = self._steps.num_steps
+        self._batch.num_left = self._steps.steps.count
 
   def begin(self) -> None:
     """Starts the next step, once all that happens now has happened."""
@@ -150,7 +151,8 @@ class SharedDevice:
     if batch is not None:
       rows, tokens = len(batch.rows.rows), batch.context_tokens
       stop_s += riding_s(self._costs, rows, tokens)
-      self._steps = Decoding(batch.work_id, batch.rows, now_s, stop_s, 0.0, 1)
+      step = TokenSegment(stop_s, 0.0, 1)
+      self._steps = Decoding(batch.work_id, batch.rows, now_s, step)
     self._chunk = chunk
     chunk.pieces = [(0, self._num_layers, stop_s, 0.0)]
     chunk.spans.append((now_s, stop_s))

@@ -17,8 +17,7 @@ from mooncake_jax.costs.model import riding_s
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.request import TokenSegment
-from mooncake_jax.sim.decoding import step_times
-from mooncake_jax.sim.decoding import steps_until
+from mooncake_jax.sim.decoding import steps_from
 from mooncake_jax.systems.paged_memory import Held
 from mooncake_jax.systems.paged_memory import PagedMemory
 
@@ -247,17 +246,14 @@ class Coupled:
       num_steps //= 2
     if not self._make_room(num_steps):
       return
-    first_s, interval_s = step_times(
-      self._costs, len(self._rows), self._context, num_steps
+    self._run = steps_from(
+      self._now_s, self._costs, len(self._rows), self._context, num_steps
     )
-    self._run = TokenSegment(self._now_s + first_s, interval_s, num_steps)
 
   def _cut_short(self, time_s: float) -> None:
     run = self._run
     assert run is not None
-    count = steps_until(run.first_s, run.interval_s, time_s)
-    if count < run.count:
-      self._run = TokenSegment(run.first_s, run.interval_s, count)
+    self._run = run.until(time_s)
     self._end_run()
 
   def _end_run(self) -> None:
