@@ -96,12 +96,11 @@ def ttfts_s(records: Sequence[RequestRecord]) -> list[float]:
 
 def tbts_s(records: Sequence[RequestRecord]) -> list[float]:
   """Every interval between two tokens of a request."""
-  return [
-    interval_s
-    for record in records
-    for interval_s, count in intervals(record.segments)
-    for _ in range(count)
-  ]
+  found: list[float] = []
+  for record in records:
+    seconds, counts = intervals(record.segments)
+    found += seconds.repeat(counts).tolist()
+  return found
 
 
 def compare(

@@ -82,7 +82,8 @@ def tpot_s(record: RequestRecord) -> float | None:
 
 def longest_gap_s(record: RequestRecord) -> float | None:
   """The longest interval; None with fewer than two tokens."""
-  return max((gap_s for gap_s, _ in intervals(record.segments)), default=None)
+  seconds = intervals(record.segments).seconds
+  return float(seconds.max()) if len(seconds) else None
 
 
 def tbt_percentile(record: RequestRecord, percent: float) -> float | None:

@@ -19,7 +19,7 @@ from mooncake_jax.metrics.latency import tpot_s
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.request import TokenSegment
 
-_SEGMENT = {'first_s': float, 'interval_s': float, 'count': int}
+_SEGMENT = get_type_hints(TokenSegment)
 # Beside the fields; not read back.
 DERIVED = {
   'ttft_s': lambda record: record.ttft_s,
