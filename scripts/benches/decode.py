@@ -31,7 +31,11 @@ CASES: tuple[Case, ...] = tuple(
 )
 PEERED: tuple[Case, ...] = ((1, 512), (8, 512))
 # Our throughput of theirs that is asked for, by rows.
-PEERS = {'transformers': {1: 2.0, 8: 2.0}, 'vllm': {1: 1.3, 8: 1.0}}
+PEERS: dict[str, dict[int, float | None]] = {
+  'transformers': {1: 2.0, 8: 2.0},
+  'vllm': {1: 1.3, 8: 1.0},
+  'llama_cpp': {1: None, 8: None},
+}
 STEPS = 8  # a turn
 READS = 8
 SHARE = 0.6

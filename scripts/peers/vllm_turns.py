@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 import sys
 import tempfile
-import time
 
 from turns import Child  # of this folder
 
@@ -59,12 +58,9 @@ def main(threads: int, config: dict) -> None:
     waiting = set(ids)
     while waiting:  # prefill is not timed
       waiting -= {output.request_id for output in engine.step()}
-    cpu_s, wall_s = time.process_time(), time.perf_counter()
-    for _ in range(steps):
-      engine.step()
-    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    taken = child.timed(lambda: [engine.step() for _ in range(steps)])
     engine.abort_request(ids)
-    return {'wall_s': wall_s, 'cpu_s': cpu_s}
+    return taken
 
   works = {'prefill': prefill, 'decode': decode}
   child.answer(works, f'vllm {vllm.__version__}')
