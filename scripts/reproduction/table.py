@@ -9,6 +9,8 @@ from scripts.reproduction.blind import split
 from scripts.reproduction.breakdown import breakdown
 from scripts.reproduction.capacity import capacity
 from scripts.reproduction.capacity import prefill_time
+from scripts.reproduction.causes import chunk_cause
+from scripts.reproduction.causes import load_cause
 from scripts.reproduction.hits import hits
 from scripts.reproduction.hot_keys import replica_counts
 from scripts.reproduction.page import Experiment
@@ -20,6 +22,8 @@ EXPERIMENTS: dict[str, Experiment] = {
   'policies': policies,
   'capacity': capacity,
   'prefill': prefill_time,
+  'load': load_cause,
+  'chunks': chunk_cause,
   'hits': hits,
   'pooling': pooling,
   'replicas': replica_counts,
