@@ -15,6 +15,7 @@ there and nobody reads it, so pools hand out pages from 1.
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -224,6 +225,17 @@ class Completion:
   done: bool = True
 
 
+class LinkUse(NamedTuple):
+  """What one direction of one link of an instance has carried.
+
+  `used_s` is how long its bytes take it alone; on devices, how long it moved
+  any. Over the length of a run that is its utilisation.
+  """
+
+  num_bytes: float
+  used_s: float
+
+
 class Backend(Protocol):
   """Starts work, ends it, tells the time. Called from one thread only."""
 
@@ -291,6 +303,10 @@ class Backend(Protocol):
     They may be anybody's, and may go at any time; the store keeps them a
     little for whoever asked. Past `deadline_s`: 'timeout'.
     """
+    ...
+
+  def link_uses(self) -> Mapping[tuple[str, str], LinkUse]:
+    """By kind and instance, since the start of the run."""
     ...
 
   def cancel(self, work_id: WorkId) -> None:

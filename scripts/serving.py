@@ -66,7 +66,10 @@ def serve_once(
     experiment.keeps_journal,
   )
   summary = summarize(
-    records, experiment.slo, instances=experiment.cluster.num_nodes
+    records,
+    experiment.slo,
+    instances=experiment.cluster.num_nodes,
+    links=backend.link_uses(),
   )
   return Outcome(records, journal, summary, prepared)
 

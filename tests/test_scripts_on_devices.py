@@ -27,6 +27,10 @@ def test_reuse_changes_times_and_no_token(tmp_path, capsys):
   assert tokens['reuse'] == tokens['no_reuse'] and len(tokens['reuse']) == 6
   assert outcomes['reuse'].summary.hit_rate
   assert outcomes['no_reuse'].summary.hit_rate == 0
+  # The second run counts what it moved itself: it puts nothing.
+  moved = [o.summary.link_bytes.get('into_host', 0) for o in outcomes.values()]
+  assert moved[0] > moved[1] == 0
+  assert all(o.summary.link_bytes['into_device'] for o in outcomes.values())
   printed = capsys.readouterr()
   assert 'no_reuse' in printed.out and '> a b c' in printed.out
   assert 'left out: chats.jsonl:3: not JSON' in printed.err

@@ -21,6 +21,7 @@ import jax
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import LinkUse
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
@@ -36,6 +37,7 @@ from mooncake_jax.engine.inbox import Inbox
 from mooncake_jax.engine.instance import Instance
 from mooncake_jax.engine.memory import check_layout
 from mooncake_jax.engine.memory import counts
+from mooncake_jax.engine.memory import link_counts
 from mooncake_jax.engine.memory import regions
 from mooncake_jax.engine.programs import OURS
 from mooncake_jax.engine.programs import PrefillPrograms
@@ -54,6 +56,7 @@ from mooncake_jax.transfer.far import SharedSegment
 from mooncake_jax.transfer.op_run import OpRun
 from mooncake_jax.transfer.prober import Prober
 from mooncake_jax.transfer.prober import Question
+from mooncake_jax.transfer.worker import LinkCount
 
 # Pages are copied so many at once, singly, or a block at a time.
 LARGEST_COPY_PAGES = 8
@@ -132,6 +135,7 @@ class DeviceBackend:
     self._routes = Routes(
       self.instances, self.tiers, self.copy_sizes, layout.token_layer_bytes
     )
+    self._links_before: dict[tuple[str, str], LinkCount] = {}
     self.transfers = TransferEngine(
       self.now_s, self._start_ops, partial(counts, self.instances, self.tiers)
     )
@@ -159,6 +163,7 @@ class DeviceBackend:
     """Makes now the start of the run. Only while no work is under way."""
     assert not self._inbox.has_open, 'works are under way'
     self._start_s = self._clock()
+    self._links_before = link_counts(self.instances, self.tiers)
     for instance in self.instances.values():
       instance.restart_clock()
 
@@ -261,6 +266,16 @@ class DeviceBackend:
       if completion.done:
         del self._cancel[completion.work_id]
     return completions
+
+  def link_uses(self) -> dict[tuple[str, str], LinkUse]:
+    """See `Backend`; a link leads into devices, host memory, SSD or a store."""
+    uses = {}
+    for name, now in link_counts(self.instances, self.tiers).items():
+      before = self._links_before.get(name, LinkCount())
+      uses[name] = LinkUse(
+        now.num_bytes - before.num_bytes, now.busy_s - before.busy_s
+      )
+    return uses
 
   def wake(self) -> None:
     """See `Backend`. Any thread may call."""

@@ -8,9 +8,13 @@ from collections.abc import Mapping
 import jax
 
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.engine.instance import Instance
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.transfer.far import FarTier
+from mooncake_jax.transfer.far import JobLink
+from mooncake_jax.transfer.links import Link
 from mooncake_jax.transfer.regions import Region
 from mooncake_jax.transfer.worker import LinkCount
 
@@ -32,17 +36,25 @@ def counts(
   instances: Mapping[str, Instance], tiers: Mapping[str, FarTier]
 ) -> dict[str, LinkCount]:
   """What each link has moved: 'prefill0-host', 'prefill0/ssd-read', ..."""
-  links = [
-    link
-    for instance in instances.values()
-    for link in (instance.device_link, instance.host_link)
-  ]
-  far = [
-    link
-    for tier in tiers.values()
-    for link in (tier.write_link, tier.read_link)
-  ]
-  return {link.name: link.count for link in (*links, *far)}
+  return {link.name: link.count for _, link in _links(instances, tiers)}
+
+
+def link_counts(
+  instances: Mapping[str, Instance], tiers: Mapping[str, FarTier]
+) -> dict[tuple[str, str], LinkCount]:
+  """The same by kind and whose: ('into_host', 'prefill0'), ..."""
+  return {name: link.count for name, link in _links(instances, tiers)}
+
+
+def _links(
+  instances: Mapping[str, Instance], tiers: Mapping[str, FarTier]
+) -> Iterator[tuple[tuple[str, str], Link | JobLink]]:
+  for name, instance in instances.items():
+    yield ('into_device', name), instance.device_link
+    yield ('into_host', name), instance.host_link
+  for segment, tier in tiers.items():
+    yield (f'{medium(segment)}_write', owner(segment)), tier.write_link
+    yield (f'{medium(segment)}_read', owner(segment)), tier.read_link
 
 
 def check_layout(

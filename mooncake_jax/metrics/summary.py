@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_jax.backend import LinkUse
 from mooncake_jax.metrics.latency import intervals
 from mooncake_jax.metrics.latency import longest_gap_s
 from mooncake_jax.metrics.latency import tbt_tail_s
 from mooncake_jax.metrics.latency import tpot_s
+from mooncake_jax.metrics.links import link_figures
 from mooncake_jax.metrics.predictions import prediction_errors
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.slo import SLO
@@ -70,6 +72,8 @@ class Summary:
     recomputed_tokens: prompt and output tokens computed again for that.
     wasted_prefill_s: prefill seconds of requests that were not completed
       (and no longer run).
+    link_bytes, link_utilisation: see `metrics.links.LinkFigures`; empty where
+      nobody counted.
     duration_s: of the run, from 0 to the last thing that happened.
     slo_ttft_s, slo_tbt_s: the limits `effective` was counted with.
   """
@@ -102,6 +106,8 @@ class Summary:
   preemptions: int
   recomputed_tokens: int
   wasted_prefill_s: float
+  link_bytes: dict[str, int]
+  link_utilisation: dict[str, dict[str, float]]
   duration_s: float
   slo_ttft_s: float
   slo_tbt_s: float
@@ -131,6 +137,7 @@ def summarize(
   slo: SLO,
   duration_s: float | None = None,
   instances: int | None = None,
+  links: Mapping[tuple[str, str], LinkUse] | None = None,
 ) -> Summary:
   """Counts and averages the records of a run.
 
@@ -138,6 +145,7 @@ def summarize(
     slo: what makes a request effective.
     duration_s: of the run; None is up to the last time stamp in the records.
     instances: that served it; None is unknown.
+    links: what they carried, see `Backend.link_uses`; None is unknown.
   """
   outcomes = Counter(record.outcome for record in records)
   completed = [r for r in records if r.outcome == 'completed']
@@ -178,6 +186,7 @@ def summarize(
     wasted_prefill_s=sum(
       r.prefill_s for r in records if r.outcome not in ('completed', 'running')
     ),
+    **link_figures(links or {}, duration_s)._asdict(),
     duration_s=duration_s,
     slo_ttft_s=slo.ttft_s,
     slo_tbt_s=slo.tbt_s,

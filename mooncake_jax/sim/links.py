@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import LinkUse
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
@@ -204,6 +205,13 @@ class Links:
     for train in work.trains:
       if train.byte_s:
         self._sharing.leave(train)
+
+  def uses(self) -> dict[tuple[str, str], LinkUse]:
+    """What each port has carried."""
+    return {
+      name: LinkUse(port.moved_bytes, port.used_s)
+      for name, port in self.ports.items()
+    }
 
   # What crosses which ports.
 

@@ -22,14 +22,16 @@ class Port:
   Attributes:
     flows: that pass now, with the seconds that a byte of each takes.
     moved_bytes: of all flows that passed, or passed in part.
+    used_s: seconds that these bytes take of it.
     busy_s: seconds in which any flow passed.
   """
 
-  __slots__ = ('_since_s', 'busy_s', 'flows', 'moved_bytes')
+  __slots__ = ('_since_s', 'busy_s', 'flows', 'moved_bytes', 'used_s')
 
   def __init__(self):
     self.flows: dict[Flow, float] = {}
     self.moved_bytes = 0.0
+    self.used_s = 0.0
     self.busy_s = 0.0
     self._since_s = 0.0
 
@@ -40,7 +42,7 @@ class Port:
 
   def leave(self, flow: 'Flow', num_bytes: float, now_s: float) -> None:
     """The flow goes, after `num_bytes`."""
-    del self.flows[flow]
+    self.used_s += num_bytes * self.flows.pop(flow)
     self.moved_bytes += num_bytes
     if not self.flows:
       self.busy_s += now_s - self._since_s

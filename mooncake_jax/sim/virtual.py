@@ -22,6 +22,7 @@ import itertools
 from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import LinkUse
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import Status
@@ -152,10 +153,8 @@ class VirtualBackend:
     assert medium(segment) == 'remote', segment
     work_id, start_s = next(self._ids), self.now_s()
     answer_s = start_s + self._costs.transfer_s(0, 'remote_read')
-    late = answer_s > deadline_s
-    self._clock.at(
-      min(answer_s, deadline_s), self._probed, work_id, start_s, keys, late
-    )
+    at_s, late = min(answer_s, deadline_s), answer_s > deadline_s
+    self._clock.at(at_s, self._probed, work_id, start_s, keys, late)
     return work_id
 
   def cancel(self, work_id: WorkId) -> None:
@@ -179,6 +178,9 @@ class VirtualBackend:
       self._clock.now_s = max(self._clock.now_s, until_s)
     completions, self._done = self._done, []
     return completions
+
+  def link_uses(self) -> dict[tuple[str, str], LinkUse]:
+    return self._links.uses()
 
   def wake(self) -> None:
     """Nothing to wake: wait never blocks."""
