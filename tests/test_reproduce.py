@@ -10,13 +10,17 @@ from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
+from mooncake_jax.workload.generate import tool_agent
+from mooncake_jax.workload.trace import TraceRow
 from scripts import reproduce
 from scripts.config import load
+from scripts.reproduction.hits import optimal_share
 from scripts.reproduction.loads import loads
 from scripts.reproduction.replicas import Replicas
 from scripts.reproduction.runs import FOLDER
 from scripts.reproduction.table import EXPERIMENTS
 from scripts.sweeps.grid import Sweep
+from scripts.trace_hits import exact
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = [
@@ -88,3 +92,15 @@ def _record(arrival_s: float, prefill_s: float, decode_s: float):
     first_token_s=done_s,
     finished_s=done_s + decode_s,
   )
+
+
+def test_no_eviction_exceeds_the_optimal_share():
+  def row(*ids):
+    return TraceRow(0.0, 512 * len(ids), 1, ids)
+
+  rows = [row(1), row(2), row(1), row(3), row(1), row(2)]
+  # Room for one: 1 stays. For two: 1 and 2 stay, 3 passes.
+  assert [optimal_share(rows, n) for n in (1, 2, 3)] == [2 / 6, 3 / 6, 3 / 6]
+  many = tool_agent(300, seed=3)
+  for size in (20, 200, 2000):
+    assert optimal_share(many, size) >= exact(many, size).by_token - 0.01

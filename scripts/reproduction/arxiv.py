@@ -33,9 +33,9 @@ def arxiv(runs: Runs) -> Section:
   return Section(
     'Scheduling policies (arXiv figure 8)',
     [
-      'The arXiv trace is not public: 23,608 generated tool & agent requests '
-      '(the same service; mean input 8,596 tokens instead of 7,590) on 8 + 8 '
-      'nodes. So only the order is asked for. TTFT in seconds.',
+      'The arXiv trace is not public: half an hour of generated tool & agent '
+      'requests (the same service; mean input 8,596 tokens instead of 7,590) '
+      'on 8 + 8 nodes. So only the order is asked for. TTFT in seconds.',
       table(
         ('policy', 'mean, paper', 'mean', 'box', 'hit rate'),
         rows,
