@@ -5,7 +5,8 @@
   python scripts/calibrate.py --served RESULTS --out X.gin
 
 Times chunks, decode steps and transfers on the run file's cluster, each
-alone, fits the polynomials of `costs/model.py` and writes a gin file. With
+alone, fits the polynomials of `costs/model.py` and writes a gin file. `--points
+FILE.csv` leaves what was measured for `costs.table.load_table`. With
 `--served`, chunks and decode steps are those of a run on devices, which disturb
 each other as they do in serving; links stay what that run believed.
 """
@@ -19,9 +20,13 @@ import sys
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.costs import fit
+from mooncake_jax.costs.model import Link
 from mooncake_jax.costs.model import LINKS
 from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.costs.observed import observed
+from mooncake_jax.costs.points import Lane
+from mooncake_jax.costs.points import Points
+from mooncake_jax.costs.points import write_points
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.report.records import read_journal
 from mooncake_jax.report.records import read_records
@@ -53,10 +58,15 @@ def main(argv: list[str] | None = None) -> int:
     '--out', type=Path, default=Path('configs/hardware/cpu.gin')
   )
   parser.add_argument('--served', type=Path, metavar='RESULTS')
+  parser.add_argument(
+    '--points', type=Path, help='leave what was measured in a CSV file, too'
+  )
   parser.add_argument('--bind', action='append', default=[], metavar='X.y=z')
   args = parser.parse_args(argv)
   with one_line_errors():
     if args.served:
+      if args.points:
+        raise ValueError(f'{args.points}: --served has no works alone')
       run = args.served / 'operative_config.gin'
       experiment, _ = load(run, args.bind, Experiment)
       fits = calibrate_served(experiment, args.served)
@@ -65,7 +75,10 @@ def main(argv: list[str] | None = None) -> int:
       experiment, _ = load(args.config, args.bind, Experiment)
       config = experiment.model.read_config()
       with backends(experiment, config) as make_backend:
-        fits = calibrate(experiment, config, make_backend())
+        points = measured(experiment, config, make_backend())
+      fits = fits_of(points)
+      if args.points:
+        write_points(args.points, lane_of(experiment), points)
       how, source = 'each work alone', f'--config {args.config}'
     args.out.write_text(to_gin(experiment, fits, how, source, args.out))
   print(
@@ -74,21 +87,37 @@ def main(argv: list[str] | None = None) -> int:
   return 0
 
 
-def calibrate(
+def measured(
   experiment: Experiment, config: ModelConfig, backend: Backend
-) -> dict[str, fit.Fit]:
-  """Fits by name: 'prefill', 'decode' and the links."""
+) -> Points:
+  """Times of chunks, steps and transfers, each alone."""
   spec = experiment.cluster
   layout, most = spec.layout(config), spec.max_request_tokens(config)
   prefill = list(measure.prefill_samples(backend, spec, layout, most))
   decode = list(measure.decode_samples(backend, spec, layout, most))
-  links = list(measure.link_samples(backend, spec, layout))
+  links: dict[Link, list[fit.LinkSample]] = {}
+  for link, sample in measure.link_samples(backend, spec, layout):
+    links.setdefault(link, []).append(sample)
+  return Points(prefill, decode, links)
+
+
+def fits_of(points: Points) -> dict[str, fit.Fit]:
+  """Fits by name: 'prefill', 'decode' and the links."""
+  prefill, decode, links = points
   fits = {'prefill': fit.fit_prefill(prefill), 'decode': fit.fit_decode(decode)}
-  for link in LINKS:
-    samples = [sample for name, sample in links if name == link]
-    if samples:
-      fits[link] = fit.fit_link(samples, link)
-  return fits
+  return fits | {
+    link: fit.fit_link(links[link], link) for link in LINKS if link in links
+  }
+
+
+def lane_of(experiment: Experiment) -> Lane:
+  """What all points measured here have in common."""
+  return Lane(
+    platform.machine(),
+    experiment.model.path or 'random weights',
+    experiment.cluster.tensor_parallel,
+    'mooncake_jax',
+  )
 
 
 def calibrate_served(

@@ -3,13 +3,14 @@
 
 import json
 
+from lifecycle import COSTS
 from lifecycle import MODEL
-from lifecycle import SPEC
 from mooncake_jax.costs.fit import Fit
 from mooncake_jax.costs.model import LINKS
 from mooncake_jax.costs.model import PolynomialCost
+from mooncake_jax.costs.points import write_points
+from mooncake_jax.costs.table import load_table
 from scripts import calibrate
-from scripts import measure
 from scripts.config import load
 from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
@@ -38,16 +39,21 @@ def test_reuse_changes_times_and_no_token(tmp_path, capsys):
     assert json.loads((folder / 'summary.json').read_text())['completed'] == 6
 
 
-def test_every_kind_of_work_is_measured():
-  layout = SPEC.layout(MODEL)
+def test_every_kind_of_work_is_measured_into_fits_and_a_table(tmp_path):
   with backends(tiny(), MODEL) as make_backend:
-    backend = make_backend()
-    chunks = [*measure.prefill_samples(backend, SPEC, layout, 60)]
-    steps = [*measure.decode_samples(backend, SPEC, layout, 60)]
-    links = [*measure.link_samples(backend, SPEC, layout)]
+    points = calibrate.measured(tiny(), MODEL, make_backend())
+  chunks, steps, links = points
   assert len(chunks) > 4 and len(steps) > 3
-  assert {link for link, _ in links} == set(LINKS[:4])  # no SSD here
-  assert all(s.seconds > 0 for s in (*chunks, *steps, *(s for _, s in links)))
+  assert {*links} == set(LINKS[:4])  # no SSD here
+  transfers = [sample for samples in links.values() for sample in samples]
+  assert all(s.seconds > 0 for s in (*chunks, *steps, *transfers))
+  fits = calibrate.fits_of(points)
+  assert {*fits} == {'prefill', 'decode', *LINKS[:4]}
+  path = tmp_path / 'here.csv'
+  write_points(path, calibrate.lane_of(tiny()), points)
+  table = load_table(str(path), COSTS)
+  assert all(table.prefill_s(x, L) > 0 for x, L, _ in chunks)
+  assert all(table.decode_step_s(b, s) > 0 for b, s, _ in steps)
 
 
 def test_a_calibration_is_written_as_a_config_that_loads(tmp_path):

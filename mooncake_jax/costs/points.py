@@ -12,6 +12,7 @@ transfer over the link that `kind` names; the column may be missing. A note
 says why a point does not count (it would not fit in memory).
 """
 
+import csv
 from pathlib import Path
 from typing import get_args
 from typing import NamedTuple
@@ -26,6 +27,9 @@ from mooncake_jax.workload.csv_lines import number_in
 from mooncake_jax.workload.csv_lines import read_csv
 from mooncake_jax.workload.csv_lines import whole_in
 
+HEADER = tuple(
+  'kind model system backend ver tp isl prefix bs ms note num_bytes'.split()
+)
 COLUMNS = tuple('kind model system backend tp isl prefix bs ms note'.split())
 
 
@@ -67,6 +71,25 @@ def load_points(path: str | Path) -> dict[Lane, Points]:
     else:
       points.links.setdefault(kind, []).append(sample)
   return lanes
+
+
+def write_points(path: str | Path, lane: Lane, points: Points) -> None:
+  """Writes what `load_points` reads."""
+  system, model, tensor_parallel, backend = lane
+  common = (model, system, backend, '', tensor_parallel)
+  with open(path, 'w', encoding='utf-8', newline='') as file:
+    table = csv.writer(file, lineterminator='\n')
+    table.writerow(HEADER)
+    for chunk, prefix, seconds in points.prefill:
+      row = (chunk + prefix, prefix, 1, seconds * 1000, '', '')
+      table.writerow(('prefill', *common, *row))
+    for rows, context, seconds in points.decode:
+      row = (context // rows, 0, rows, seconds * 1000, '', '')
+      table.writerow(('decode', *common, *row))
+    for link, samples in points.links.items():
+      for num_bytes, seconds in samples:
+        row = (0, 0, 1, seconds * 1000, '', num_bytes)
+        table.writerow((link, *common, *row))
 
 
 def _point(
