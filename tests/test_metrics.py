@@ -71,10 +71,12 @@ def test_intervals_of_segments_are_those_of_their_tokens(segments, percent):
   if not len(gaps):
     assert latency.tbt_tail_s(r) is latency.tpot_s(r) is None
     assert latency.tbt_percentile(r, percent) is None
+    assert latency.longest_gap_s(r) is None
     return
   longest = np.sort(gaps)[-math.ceil(len(gaps) / 10) :]
   assert latency.tbt_tail_s(r) == pytest.approx(longest.mean())
   assert latency.tpot_s(r) == pytest.approx(gaps.mean())
+  assert latency.longest_gap_s(r) == pytest.approx(gaps.max())
   assert latency.tbt_percentile(r, percent) == pytest.approx(
     np.percentile(gaps, percent), abs=1e-9
   )

@@ -82,8 +82,16 @@ def tpot_s(record: RequestRecord) -> float | None:
 
 def longest_gap_s(record: RequestRecord) -> float | None:
   """The longest interval; None with fewer than two tokens."""
-  seconds = intervals(record.segments).seconds
-  return float(seconds.max()) if len(seconds) else None
+  gaps_s: list[float] = []
+  last_s = None
+  for segment in record.segments:
+    if last_s is not None:
+      gaps_s.append(segment.first_s - last_s)
+    if segment.count > 1:  # they grow evenly: the last one or the first
+      growth_s = (segment.count - 2) * segment.growth_s
+      gaps_s += (segment.interval_s, segment.interval_s + growth_s)
+    last_s = segment.last_s
+  return max(gaps_s, default=None)
 
 
 def tbt_percentile(record: RequestRecord, percent: float) -> float | None:

@@ -149,7 +149,8 @@ def summarize(
   """
   outcomes = Counter(record.outcome for record in records)
   completed = [r for r in records if r.outcome == 'completed']
-  kept = [_limits_kept(record, slo) for record in completed]
+  tails_s = [tbt_tail_s(record) for record in completed]
+  kept = [_limits_kept(r, tbt_s, slo) for r, tbt_s in zip(completed, tails_s)]
   effective = sum(ttft and tbt for ttft, tbt in kept)
   if duration_s is None:
     duration_s = max((_last_s(record) for record in records), default=0.0)
@@ -173,7 +174,7 @@ def summarize(
     ),
     **_hits([r for r in records if r.prefill_done_s is not None]),
     ttft_s=statistics([r.ttft_s for r in completed]),
-    tbt_tail_s=statistics([tbt_tail_s(r) for r in completed]),
+    tbt_tail_s=statistics(tails_s),
     tbt_s=_interval_statistics(completed),
     tpot_s=statistics([tpot_s(r) for r in completed]),
     longest_gap_s=statistics([longest_gap_s(r) for r in completed]),
@@ -195,12 +196,16 @@ def summarize(
 
 def is_effective(record: RequestRecord, slo: SLO) -> bool:
   """Completed, and both limits kept."""
-  return record.outcome == 'completed' and all(_limits_kept(record, slo))
+  if record.outcome != 'completed':
+    return False
+  return all(_limits_kept(record, tbt_tail_s(record), slo))
 
 
-def _limits_kept(record: RequestRecord, slo: SLO) -> tuple[bool, bool]:
+def _limits_kept(
+  record: RequestRecord, tbt_s: float | None, slo: SLO
+) -> tuple[bool, bool]:
   """Whether a completed request kept the limits of TTFT and of TBT."""
-  ttft_s, tbt_s = record.ttft_s, tbt_tail_s(record)
+  ttft_s = record.ttft_s
   return (
     ttft_s is not None and ttft_s <= slo.ttft_s,
     tbt_s is None or tbt_s <= slo.tbt_s,
