@@ -2,7 +2,7 @@
 """FAST'25 figure 9: hit rate of one LRU pool by its capacity.
 
 Requests in their order, no time, no replicas: `scripts/trace_hits.py`, the
-Master itself with exact eviction. Beside it what no eviction could exceed.
+Master itself with exact eviction. Beside it the optimal choice.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ PAPER: dict[Name, tuple[float, ...]] = {
 WAYS = {
   'by_token': 'LRU, by token',
   'by_request': 'LRU, mean of requests',
-  'optimal': 'no eviction exceeds',
+  'optimal': 'optimal, by block',
 }
 
 
@@ -51,8 +51,8 @@ def hits(runs: Runs) -> Section:
     [
       'One LRU pool, requests one after another. By token is what a cache '
       "saves; the mean of requests' own ratios is another reading of the "
-      'word. The last column is the share of blocks that a choice which knows '
-      'the future (Belady) would find, of which only whole prefixes count.',
+      'word. The last column is the share of blocks, counted alike, that a '
+      'choice which knows the future (Belady) finds, holes before them or not.',
       *texts,
       'On the synthetic trace exact LRU is the curve. On the public '
       'conversation trace it lies below it where the pool is small, and with '
