@@ -43,7 +43,8 @@ def policies(runs: Runs) -> Section:
     "Scheduling policies (FAST'25 figure 5)",
     [
       '8 + 8 nodes, the whole conversation trace. TTFT in seconds: mean, then '
-      'quartiles and upper whisker.',
+      "quartiles and upper whisker. The order is the paper's, the level is "
+      'not: see *Why the conversation figures deviate*.',
       table(
         (
           'policy',
