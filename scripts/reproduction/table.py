@@ -11,6 +11,7 @@ from scripts.reproduction.capacity import capacity
 from scripts.reproduction.capacity import prefill_time
 from scripts.reproduction.causes import chunk_cause
 from scripts.reproduction.causes import load_cause
+from scripts.reproduction.evictions import evictions
 from scripts.reproduction.hits import hits
 from scripts.reproduction.hot_keys import replica_counts
 from scripts.reproduction.page import Experiment
@@ -25,6 +26,7 @@ EXPERIMENTS: dict[str, Experiment] = {
   'load': load_cause,
   'chunks': chunk_cause,
   'hits': hits,
+  'evictions': evictions,
   'pooling': pooling,
   'replicas': replica_counts,
   'arxiv': arxiv,
