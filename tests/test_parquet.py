@@ -18,7 +18,9 @@ from scripts import run
 SIM = 'configs/run/sim_conversation.gin'
 FEW = 'generate.conversation.num_requests=40'
 SECONDS = st.floats(0, 1e6)
-SEGMENTS = st.builds(TokenSegment, SECONDS, SECONDS, st.integers(1, 10**6))
+SEGMENTS = st.builds(
+  TokenSegment, SECONDS, SECONDS, st.integers(1, 10**6), SECONDS
+)
 RECORDS = st.builds(
   RequestRecord,
   st.text(min_size=1),
@@ -57,7 +59,12 @@ def test_columns_are_the_fields_and_figures_with_plain_types(tmp_path):
   (row,) = found.to_pylist()
   assert row['num_output_tokens'] == 4
   assert row['tbt_tail_s'] == 1.0 and row['tpot_s'] == pytest.approx(2 / 3)
-  assert row['segments'][0] == {'first_s': 2.0, 'interval_s': 0.5, 'count': 3}
+  assert row['segments'][0] == {
+    'first_s': 2.0,
+    'interval_s': 0.5,
+    'count': 3,
+    'growth_s': 0.0,
+  }
   types = {field.name: str(field.type) for field in found.schema}
   assert types['finished_s'] == 'double' and types['attempt'] == 'int64'
   assert types['outcome'] == 'string' and types['reuse_known'] == 'bool'

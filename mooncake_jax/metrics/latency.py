@@ -29,27 +29,30 @@ class Intervals(NamedTuple):
 
 
 def intervals(segments: Sequence[TokenSegment]) -> Intervals:
-  """All intervals between tokens, in the order they passed: fewer by one.
+  """All intervals between tokens, fewer by one than these, in no order.
 
   Segments of 3 tokens (0.1 s apart) and of 1, 0.5 s later: 0.1 twice, 0.5.
   """
-  seconds: list[float] = []
+  equal_s: list[float] = []
   counts: list[int] = []
+  growing_s: list[np.ndarray] = []
   last_s = None
   for segment in segments:
     if last_s is not None:
-      seconds.append(segment.first_s - last_s)
+      equal_s.append(segment.first_s - last_s)
       counts.append(1)
-    gaps, interval_s = segment.count - 1, segment.interval_s
+    gaps = segment.count - 1
     if gaps and segment.growth_s:
-      growth_s = segment.growth_s
-      seconds += [interval_s + i * growth_s for i in range(gaps)]
-      counts += [1] * gaps
+      grown_s = segment.growth_s * np.arange(gaps)
+      growing_s.append(segment.interval_s + grown_s)
     elif gaps:
-      seconds.append(interval_s)
+      equal_s.append(segment.interval_s)
       counts.append(gaps)
     last_s = segment.last_s
-  return Intervals(np.array(seconds), np.array(counts, np.int64))
+  seconds = np.concatenate([np.array(equal_s), *growing_s])
+  all_counts = np.ones(len(seconds), np.int64)
+  all_counts[: len(counts)] = counts
+  return Intervals(seconds, all_counts)
 
 
 def tbt_tail_s(record: RequestRecord) -> float | None:
