@@ -71,7 +71,7 @@ def capacity(runs: Runs) -> Section:
   for name, by_system in found.items():
     rows += _capacity_rows(name, by_system)
     panels[name] = {s: _curve(by_system[s]) for s in SYSTEMS}
-    checks |= _orders(name, by_system)
+    checks |= _orders(name, by_system) | _nearness(name, by_system)
   columns = ('workload', 'system')
   for ms in LIMITS_MS:
     columns += (f'{ms} ms, paper', f'{ms} ms', 'points')
@@ -128,6 +128,19 @@ def _orders(name: str, by_system: dict[str, Figures]) -> dict[str, bool]:
   return checks
 
 
+def _nearness(name: str, by_system: dict[str, Figures]) -> dict[str, bool]:
+  """Whether a published trace gives each system's shares."""
+  if name == 'tool_agent':
+    return {}
+  checks = {}
+  for system, paper in PAPER[name].items():
+    ours = by_system[system]['capacity']
+    checks[f'{name}, {system}: within 10 points at each limit'] = all(
+      abs(100 * ours[ms] - paper[SHOWN_MS.index(ms)]) <= 10 for ms in LIMITS_MS
+    )
+  return checks
+
+
 def prefill_time(runs: Runs) -> Section:
   found, rows, checks = systems(runs), [], {}
   for name, by_system in found.items():
@@ -150,6 +163,11 @@ def prefill_time(runs: Runs) -> Section:
     order = sorted(printed, key=lambda s: printed[s])
     seconds = [by_system[system]['prefill_s'] for system in order]
     checks[f'{name}: {" < ".join(order)}'] = seconds == sorted(seconds)
+    for system, paper_s in printed.items():
+      ours_s = by_system[system]['prefill_s']
+      if name != 'tool_agent':
+        near = abs(ours_s / paper_s - 1) <= 0.15
+        checks[f'{name}, {system}: within 15 %'] = near
   return Section(
     "Prefill time of each system (FAST'25 figure 8)",
     [

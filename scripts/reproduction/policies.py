@@ -61,6 +61,10 @@ def policies(runs: Runs) -> Section:
     checks={
       'KVCache-centric < cache-aware < load balancing < random': (
         means == sorted(means)
-      )
+      ),
+      'mean TTFTs within 15 %': all(
+        abs(mean_s / paper[0] - 1) <= 0.15
+        for mean_s, paper in zip(means, PAPER.values())
+      ),
     },
   )
