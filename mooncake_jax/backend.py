@@ -149,13 +149,14 @@ class BlockOps(Sequence[TransferOp]):
   @property
   def parts(self) -> list[tuple[tuple[int, int], int]]:
     """Layer ranges, with the bytes that a block has in each."""
-    n, layout = self.layout.pages_per_block, self.layout
-    return [(r, layout.part_bytes(n, r)) for r in layout.layer_ranges]
+    return self.layout.block_parts
 
   @property
   def segments(self) -> dict[str, int]:
     """Blocks to or from each segment."""
-    return Counter([replica.segment for replica in self.replicas])
+    names = [replica.segment for replica in self.replicas]
+    count = names.count(names[0]) if names else 0
+    return {names[0]: count} if 0 < count == len(names) else Counter(names)
 
   def __len__(self) -> int:
     return len(self.replicas) * len(self.layout.layer_ranges)

@@ -7,6 +7,7 @@ not computed exactly here is refused, with the file, field and value.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from typing import get_args
@@ -117,13 +118,13 @@ class ModelConfig:
     """Query heads that share a KV head (G)."""
     return self.num_heads // self.num_kv_heads
 
-  @property
+  @cached_property
   def num_layer_matmul_params(self) -> int:
     """Weights of one layer's matrix products."""
     heads = 2 * self.num_heads + 2 * self.num_kv_heads
     return self.model_dim * (heads * self.head_dim + 3 * self.mlp_dim)
 
-  @property
+  @cached_property
   def num_params(self) -> int:
     """All weights; tied embeddings count once."""
     layer = self.num_layer_matmul_params + 2 * self.model_dim

@@ -54,6 +54,12 @@ class KVLayout:
       for start in range(0, self.num_layers, step)
     )
 
+  @cached_property
+  def block_parts(self) -> list[tuple[tuple[int, int], int]]:
+    """Layer ranges, with the bytes that one block has in each."""
+    n = self.pages_per_block
+    return [(r, self.part_bytes(n, r)) for r in self.layer_ranges]
+
   def pages_for(self, num_tokens: int) -> int:
     return -(-num_tokens // self.page_tokens)
 

@@ -25,15 +25,19 @@ class PagePool:
     """Takes `count` pages for the caller until release; None if too few."""
     if count > len(self._free):
       return None
-    pages = tuple(self._free.pop() for _ in range(count))
+    if not count:
+      return ()
+    pages = tuple(self._free[: -count - 1 : -1])
+    del self._free[-count:]
     self._held.update(pages)
     return pages
 
   def release(self, pages: tuple[int, ...]) -> None:
     """Gives pages back; each must be held."""
-    for page in pages:
-      self._held.remove(page)
-    self._free.extend(reversed(pages))
+    if not self._held.issuperset(pages):
+      raise KeyError(f'pages {set(pages) - self._held} are not held')
+    self._held.difference_update(pages)
+    self._free += pages[::-1]
 
   def check(self) -> None:
     """Raises AssertionError unless free + held = capacity, no page twice."""

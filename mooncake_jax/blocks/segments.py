@@ -6,6 +6,7 @@ An instance's pinned host memory bears its name, 'prefill0'; its SSD is
 real Mooncake Store, which no instance owns, is 'mooncake'.
 """
 
+from functools import cache
 from typing import get_args
 from typing import Literal
 
@@ -23,6 +24,7 @@ def device_segment(instance: str) -> str:
   return f'{instance}/device'
 
 
+@cache
 def owner(segment: str) -> str:
   """The instance whose memory it is; the remote store owns itself."""
   return segment.partition('/')[0]
@@ -33,6 +35,7 @@ def is_near(segment: str, instance: str) -> bool:
   return owner(segment) in (instance, REMOTE)
 
 
+@cache
 def medium(segment: str) -> Medium:
   if segment == REMOTE:
     return 'remote'

@@ -47,8 +47,8 @@ class EventLine:
     self._events: deque[Event] = deque()
 
   def send(self, event: Event) -> None:
-    fleet = isinstance(event, FleetEvent)
-    if fleet or self._rng.random() >= self._telemetry.loss:
+    loss = self._telemetry.loss
+    if not loss or self._rng.random() >= loss or isinstance(event, FleetEvent):
       self._events.append(event)
 
   def arrived(self, now_s: float) -> Iterator[Event]:

@@ -242,22 +242,25 @@ Effects = list[Effect]
 
 # Works that touch the (prefill, decode) pages of their run. A decode batch
 # counts its rows itself.
-TOUCHES: dict[WorkStep, tuple[int, int]] = {
-  'probe': (0, 0),
-  'fetch': (1, 0),
-  'chunk': (1, 0),
-  'put': (1, 0),
-  'handoff': (1, 1),
-  'put_output': (0, 1),
+TOUCHES: dict[WorkStep, tuple[bool, bool]] = {
+  'probe': (False, False),
+  'fetch': (True, False),
+  'chunk': (True, False),
+  'put': (True, False),
+  'handoff': (True, True),
+  'put_output': (False, True),
 }
 
 
 def count_uses(work: Work, sign: int) -> None:
   """Adds (sign 1) or removes (-1) a work's uses of its run's pages."""
-  if work.run is not None:
+  run = work.run
+  if run is not None:
     prefill, decode = TOUCHES[work.step]
-    work.run.prefill_uses += sign * prefill
-    work.run.decode_uses += sign * decode
+    if prefill:
+      run.prefill_uses += sign
+    if decode:
+      run.decode_uses += sign
 
 
 def failed(completion: Completion) -> str:

@@ -2,6 +2,7 @@
 """A virtual clock and what is due on it, in order of time, then of asking."""
 
 from collections.abc import Callable
+from collections.abc import Sized
 import heapq
 import itertools
 from typing import Any
@@ -21,7 +22,9 @@ class Clock:
 
   def at(self, time_s: float, call: Callable[..., None], *args: Any) -> Due:
     """Calls at `time_s`, or now if that is past; returns what `drop` takes."""
-    due = [max(time_s, self.now_s), next(self._order), call, args]
+    if time_s < self.now_s:
+      time_s = self.now_s
+    due = [time_s, next(self._order), call, args]
     heapq.heappush(self._due, due)
     return due
 
@@ -31,13 +34,22 @@ class Clock:
 
   def step(self, until_s: float | None) -> bool:
     """Makes the next call that is due by `until_s`; False if there is none."""
-    while self._due:
-      time_s, _, call, args = self._due[0]
+    due = self._due
+    while due:
+      time_s, _, call, args = due[0]
       if until_s is not None and time_s > until_s:
         return False
-      heapq.heappop(self._due)
+      heapq.heappop(due)
       if call is not None:
-        self.now_s = max(self.now_s, time_s)
+        if time_s > self.now_s:
+          self.now_s = time_s
         call(*args)
         return True
     return False
+
+  def run(self, until_s: float | None, found: Sized) -> None:
+    """Makes calls by `until_s`, and when there is something in `found` only
+    those that are due by then.
+    """
+    while self.step(self.now_s if found else until_s):
+      pass

@@ -36,6 +36,8 @@ from mooncake_jax.sim.works import UNKNOWN_S
 Layers = tuple[int, int]
 # A link, the instance whose it is, and the one at its other end.
 Lane = tuple[Link, str, str]
+# Ports, costs, the link whose costs they are, seconds of latency.
+Path = list[tuple[Port, CostModel, Link, float]]
 
 
 class Train(Flow):
@@ -163,6 +165,7 @@ class Links:
     self._sharing = Sharing(clock, self._reached)
     # By (what, whose): 'out' and 'in' of the network, else the link's name.
     self.ports: dict[tuple[str, str], Port] = defaultdict(Port)
+    self._paths: dict[Lane, Path] = {}
 
   def enter(self, work: SimTransfer) -> None:
     """Starts a transfer, as far as it need not wait."""
@@ -183,7 +186,8 @@ class Links:
       count = train.num_planned - first
       if not count:
         continue
-      train.planned_s = max(train.planned_s, start_s)
+      if start_s > train.planned_s:
+        train.planned_s = start_s
       if train.planned_s > now_s or train.num_due:
         train.num_due += 1
         due = self._clock.at(train.planned_s, self._planned, train, count)
@@ -220,12 +224,11 @@ class Links:
   ) -> dict[Lane, list[tuple[Layers, int]]]:
     """Groups of ops by the ports that they cross."""
     lanes: dict[Lane, list[tuple[Layers, int]]] = {}
-    if isinstance(ops, BlockOps):
+    if type(ops) is BlockOps:
       for segment, count in ops.segments.items():
         lane = _block_lane(segment, ops.pages.instance, ops.are_puts)
-        groups = lanes.setdefault(lane, [])
-        for layers, num_bytes in ops.parts:
-          _add(groups, layers, count * num_bytes)
+        groups = [(r, count * num_bytes) for r, num_bytes in ops.parts]
+        lanes[lane] = lanes.get(lane, []) + groups
       return lanes
     for op in ops:
       if not self._stays(op):
@@ -248,25 +251,36 @@ class Links:
     self, work: SimTransfer, lane: Lane, groups: list[tuple[Layers, int]]
   ) -> Train:
     """A train that passes the lane's ports."""
-    num_bytes = max(sum([count for _, count in groups]), 1)
+    num_bytes = sum([count for _, count in groups]) or 1
     uses, alone_s, has_latency = [], 0.0, False
-    for what, whose, link in _ports_of(lane):
-      costs = self._costs_of(whose)
-      latency_s = costs.transfer_s(0, link)
+    for port, costs, link, latency_s in self._path(lane):
       seconds = costs.transfer_s(num_bytes, link)
-      uses.append((self.ports[what, whose], (seconds - latency_s) / num_bytes))
+      uses.append((port, (seconds - latency_s) / num_bytes))
       alone_s = max(alone_s, seconds / num_bytes)
       has_latency = has_latency or latency_s > 0
     if has_latency:  # it slows the flow and takes nothing from others
       uses.append((Port(), alone_s))
     return Train(work, groups, tuple(uses))
 
+  def _path(self, lane: Lane) -> Path:
+    """The lane's ports, with whose costs they go by and their latency."""
+    path = self._paths.get(lane)
+    if path is None:
+      path = []
+      for what, whose, link in _ports_of(lane):
+        costs = self._costs_of(whose)
+        latency_s = costs.transfer_s(0, link)
+        path.append((self.ports[what, whose], costs, link, latency_s))
+      self._paths[lane] = path
+    return path
+
   # How it goes on.
 
   def _extend(self, work: SimTransfer, train: Train) -> float:
     """Takes the ops whose time is known; returns when they may start."""
-    if not work.after:
-      train.num_planned = len(train.groups)
+    num_groups = len(train.groups)
+    if not work.after or train.num_planned == num_groups:
+      train.num_planned = num_groups
       return 0.0
     start_s = behind_s = 0.0
     for layers, num_bytes in train.groups[train.num_planned :]:
@@ -285,15 +299,17 @@ class Links:
   def _load(self, train: Train, count: int) -> None:
     """The next groups begin to flow, or are put behind those that do."""
     work, first = train.work, train.num_loaded
-    if not first:
-      work.start_s = min(work.start_s, self._clock.now_s)
+    if not first and work.start_s == UNKNOWN_S:
+      work.start_s = self._clock.now_s
     train.num_loaded = first + count
     added = sum([size for _, size in train.groups[first : first + count]])
-    self._sharing.add(train, added)
-    self._set_stop(train)
     if train.byte_s:
+      self._sharing.add(train, added)
+      self._set_stop(train)
       self._sharing.restop(train)
     else:
+      train.left_bytes = added
+      self._set_stop(train)
       self._sharing.enter(train)
 
   def _set_stop(self, train: Train) -> None:
@@ -330,7 +346,6 @@ class Links:
       self._ended(work)
 
 
-@lru_cache(maxsize=1 << 16)
 def _ports_of(lane: Lane) -> tuple[tuple[str, str, Link], ...]:
   """Ports that a lane passes: what, whose, and by which link's costs."""
   link, name, other = lane

@@ -91,12 +91,15 @@ class Sharing:
     """It flows from now on."""
     now_s = self._clock.now_s
     flow.since_s, flow.flowed_bytes = now_s, 0.0
-    is_alone = True
+    is_alone, slowest_s = True, 0.0
     for port, byte_s in flow.uses:
-      is_alone = is_alone and not port.flows
+      if port.flows:
+        is_alone = False
+      if byte_s > slowest_s:
+        slowest_s = byte_s
       port.enter(flow, byte_s, now_s)
     if is_alone:
-      self._flows_at(flow, max([byte_s for _, byte_s in flow.uses]))
+      self._flows_at(flow, slowest_s)
     else:
       self._share(flow)
 
@@ -139,7 +142,7 @@ class Sharing:
   def _advance(self, flow: Flow) -> None:
     """Counts what flowed up to now."""
     now_s = self._clock.now_s
-    if flow.byte_s:
+    if flow.byte_s and now_s > flow.since_s:
       flowed = min((now_s - flow.since_s) / flow.byte_s, flow.left_bytes)
       flow.left_bytes -= flowed
       flow.flowed_bytes += flowed
@@ -150,7 +153,7 @@ class Sharing:
     flow.byte_s = byte_s
     if flow.due is not None:
       self._clock.drop(flow.due)
-    seconds = max(flow.left_bytes - flow.stop_bytes, 0.0) * byte_s
+    seconds = (flow.left_bytes - flow.stop_bytes) * byte_s
     flow.due = self._clock.at(flow.since_s + seconds, self._stop, flow)
 
   def _stop(self, flow: Flow) -> None:

@@ -118,7 +118,7 @@ class VirtualBackend:
       shared.decode(work_id, batch, max_steps)
       return work_id
     costs = self._costs_of(instance)
-    work = decoding(work_id, costs, batch, max_steps, self.now_s())
+    work = decoding(work_id, costs, batch, max_steps, self._clock.now_s)
     self._decoding[work_id] = work
     work.due = self._clock.at(work.end_s, self._decoded, work)
     return work_id
@@ -131,7 +131,7 @@ class VirtualBackend:
     after: tuple[WorkId, ...] = (),
   ) -> WorkId:
     work = SimTransfer(
-      next(self._ids), ops, self.now_s(), deadline_s, self._num_layers
+      next(self._ids), ops, self._clock.now_s, deadline_s, self._num_layers
     )
     if self._begin(work, after):
       if not work.num_open:
@@ -151,7 +151,7 @@ class VirtualBackend:
     self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
   ) -> WorkId:
     assert medium(segment) == 'remote', segment
-    work_id, start_s = next(self._ids), self.now_s()
+    work_id, start_s = next(self._ids), self._clock.now_s
     answer_s = start_s + self._costs.transfer_s(0, 'remote_read')
     at_s, late = min(answer_s, deadline_s), answer_s > deadline_s
     self._clock.at(at_s, self._probed, work_id, start_s, keys, late)
@@ -172,8 +172,7 @@ class VirtualBackend:
   def wait(self, until_s: float | None) -> list[Completion]:
     self._failed.clear()
     self._begin_steps(until_s)
-    while self._clock.step(self.now_s() if self._done else until_s):
-      pass
+    self._clock.run(until_s, self._done)
     if not self._done and until_s is not None:
       self._clock.now_s = max(self._clock.now_s, until_s)
     completions, self._done = self._done, []
@@ -187,9 +186,11 @@ class VirtualBackend:
 
   def _begin_steps(self, until_s: float | None) -> None:
     """Shared devices go on, if time passes: nothing else happens now."""
-    if not self._shared or (until_s is not None and until_s <= self.now_s()):
+    if not self._shared or (
+      until_s is not None and until_s <= self._clock.now_s
+    ):
       return
-    while self._clock.step(self.now_s()):
+    while self._clock.step(self._clock.now_s):
       pass
     if not self._done:
       for shared in self._shared.values():
@@ -244,7 +245,7 @@ class VirtualBackend:
         self._close(follower)
       elif not follower.num_open and isinstance(follower, SimTransfer):
         # What it waited for does not count against its deadline.
-        waited_s = self.now_s() - follower.begun_s
+        waited_s = self._clock.now_s - follower.begun_s
         self._limit(follower, follower.deadline_s + waited_s)
     work.let_go()
 
@@ -253,7 +254,7 @@ class VirtualBackend:
 
   def _limit(self, work: SimTransfer, deadline_s: float) -> None:
     """If it is still under way then, it ends."""
-    if deadline_s <= self.now_s() and not work.num_moving:
+    if deadline_s <= self._clock.now_s and not work.num_moving:
       return
     due = self._clock.at(deadline_s, self._end_early, work, 'timeout', 'late')
     work.due.append(due)
@@ -272,13 +273,13 @@ class VirtualBackend:
       started_s, spans = work.spans[0][0], tuple(work.spans)
       self._end(
         Completion(
-          work.work_id, 'completed', started_s, self.now_s(), spans=spans
+          work.work_id, 'completed', started_s, self._clock.now_s, spans=spans
         )
       )
 
   def _end_early(self, work: SimWork, status: Status, why: str) -> None:
     """Ends a work before its time, and gives back what it would take."""
-    now_s = start_s = self.now_s()
+    now_s = start_s = self._clock.now_s
     op_status: tuple[Status, ...] = ()
     if isinstance(work, SimChunk):
       self._pipeline(work.instance).remove(work)
@@ -305,9 +306,10 @@ class VirtualBackend:
     ops = work.ops
     bad = False
     status: tuple[Status, ...] = ()
-    if isinstance(ops, BlockOps) and ops.are_puts:
+    in_blocks = type(ops) is BlockOps  # plain classes are told apart faster
+    if in_blocks and ops.are_puts:
       self._layers.update(dict.fromkeys(ops.replicas, self._all_layers))
-    elif isinstance(ops, BlockOps):
+    elif in_blocks:
       there = [self._has(r, self._all_layers) for r in ops.replicas]
       bad = not all(there)
       if bad:
@@ -320,8 +322,8 @@ class VirtualBackend:
       Completion(
         work.work_id,
         'failed' if bad else 'completed',
-        min(work.start_s, self.now_s()),
-        self.now_s(),
+        min(work.start_s, self._clock.now_s),
+        self._clock.now_s,
         "an op is 'failed'" if bad else '',
         op_status=status or ('completed',) * len(ops),
       )
@@ -355,7 +357,7 @@ class VirtualBackend:
       work_id,
       'timeout' if late else 'completed',
       start_s,
-      self.now_s(),
+      self._clock.now_s,
       present=0 if late else next(missing, len(keys)),
     )
     self._done.append(self._spoil(completion))
@@ -393,7 +395,7 @@ class VirtualBackend:
 
   def _cut_short(self, work: Decoding) -> None:
     """Ends a decode work at the next step boundary."""
-    if work.cut_short(self.now_s()):
+    if work.cut_short(self._clock.now_s):
       assert work.due is not None
       self._clock.drop(work.due)
       work.due = self._clock.at(work.end_s, self._decoded, work)

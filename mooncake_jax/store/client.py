@@ -100,9 +100,7 @@ class StoreClient:
 
   def lease(self, keys: Sequence[BlockKey], now_s: float) -> None:
     """Keeps what there is of a chain for `lease_s`, as no use of it."""
-    for key in keys:
-      if not self.master.get_replicas(key, now_s):
-        break
+    self.master.lease(keys, now_s)
 
   def get_ops(
     self, held: Sequence[Replica], instance: str, pages: tuple[int, ...]
@@ -162,7 +160,10 @@ class StoreClient:
     written = [r for r, s in zip(replicas, status) if s == 'completed']
     kept = self.master.put_end_chain(written)
     published = [r for r, k in zip(written, kept) if k]
-    revoked = [r for r in replicas if r not in published]
+    if len(published) == len(replicas):
+      return published, []
+    are_kept = set(published)
+    revoked = [r for r in replicas if r not in are_kept]
     for replica in revoked:
       self.master.put_revoke(replica.key, replica)
     return published, revoked
@@ -231,7 +232,9 @@ class StoreClient:
   ) -> list[str]:
     """A status a block: completed if all parts are; failed if one is."""
     status, n = completion.op_status, len(held)
-    if completion.status != 'completed' and not status:
+    if completion.status == 'completed':
+      return ['completed'] * n
+    if not status:
       return ['cancelled'] * n
     assert len(status) == n * len(self.layout.layer_ranges), len(status)
     return [_worst(status[i::n]) for i in range(n)]

@@ -56,7 +56,11 @@ class EventLog:
 def _by_segment(
   replicas: Iterable[Replica],
 ) -> dict[str, tuple[BlockKey, ...]]:
-  keys: dict[str, list[BlockKey]] = {}
-  for replica in replicas:
-    keys.setdefault(replica.segment, []).append(replica.key)
-  return {segment: tuple(found) for segment, found in keys.items()}
+  found = [*replicas]
+  segments = dict.fromkeys([replica.segment for replica in found])
+  if len(segments) == 1:
+    return dict.fromkeys(segments, tuple([r.key for r in found]))
+  return {
+    segment: tuple([r.key for r in found if r.segment == segment])
+    for segment in segments
+  }

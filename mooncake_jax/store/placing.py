@@ -49,7 +49,9 @@ class Placing(Offload):
       chain, new, size_bytes, space, position - first, tenant, now_s
     )
     name = space.name
-    replicas = [Replica(name, copy.replica_id, copy.key) for copy in made]
+    replicas = [
+      Replica(name, copy.replica_id, chain[i]) for copy, i in zip(made, new)
+    ]
     space.add_load(len(new), now_s)
     self._counts.stored += stop - first - len(new)
     put = PutChain(stop, tuple(replicas), tuple(new), tuple(evicted), refusal)
@@ -73,7 +75,9 @@ class Placing(Offload):
     self._stamp = stamp
     for i in range(first, last):
       block = blocks.get(chain[i])
-      copy = block.copy_in(space) if block is not None else None
+      copy = None if block is None else block.first
+      while copy is not None and copy.segment is not space:
+        copy = copy.next
       if copy is None:
         new.append(i)
       elif copy.state == OPEN:
