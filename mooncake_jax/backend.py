@@ -35,7 +35,7 @@ WorkId = int
 Status = Literal['completed', 'failed', 'timeout', 'cancelled']
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class PrefillChunk:
   """Prompt tokens [start, stop) of one request, all layers.
 
@@ -56,7 +56,7 @@ class PrefillChunk:
   sampling: Sampling | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class DecodeRow:
   """One request in a decode batch.
 
@@ -199,7 +199,7 @@ class RowTokens(NamedTuple):
   logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Completion:
   """Work ended, or (decode only, `done=False`) made progress.
 

@@ -35,6 +35,7 @@ from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
 from mooncake_jax.events import RejectedLate
+from mooncake_jax.events import RequestEvent
 from mooncake_jax.metrics.records import RecordBook
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
@@ -100,7 +101,9 @@ def serve(
       journal.append(event)
       if on_event is not None:
         on_event(event)
-      if retries.again(event):
+      if not isinstance(event, RequestEvent):
+        continue
+      if isinstance(event, ENDS) and retries.again(event):
         continue
       ended = book.observe(event)
       request = follow_up(ended) if ended and follow_up else None
@@ -117,7 +120,8 @@ def serve(
       if _arrive(request, conductor, cluster, book, journal, now_s):
         retries.remember(request)
     hear(cluster.step(arrivals[0][0] if arrivals else None))
-    _carry_out(conductor.advise(cluster.backend.now_s()), cluster)
+    if advice := conductor.advise(cluster.backend.now_s()):
+      _carry_out(advice, cluster)
   return book.records, journal
 
 
@@ -166,13 +170,11 @@ class Retries:
     """A request that was let in."""
     self._requests[request.request_id] = request
 
-  def again(self, event: Event) -> bool:
-    """Whether a try that failed is made again, which this does.
+  def again(self, event: RequestEvent) -> bool:
+    """Whether a try that ended has failed and is made again, which this does.
 
     Late events of the old try are dropped by all who read them.
     """
-    if not isinstance(event, ENDS):
-      return False
     request = self._requests.pop(event.request_id, None)
     failed = self._avoid.pop(event.request_id, ())
     if not isinstance(event, Failed) or not event.retryable or not request:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+import gc
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.cluster import Cluster
@@ -57,14 +58,15 @@ def serve_once(
     return _serve_vllm(experiment, experiment.vllm, prepared)
   conductor = conductor_of(experiment, config)
   cluster = cluster_of(experiment, config, backend, conductor)
-  records, journal = serve(
-    prepared.requests,
-    conductor,
-    cluster,
-    prepared.follow_up,
-    on_event,
-    experiment.keeps_journal,
-  )
+  with rare_collections():
+    records, journal = serve(
+      prepared.requests,
+      conductor,
+      cluster,
+      prepared.follow_up,
+      on_event,
+      experiment.keeps_journal,
+    )
   summary = summarize(
     records,
     experiment.slo,
@@ -86,6 +88,23 @@ def _serve_vllm(
   )
   summary = summarize(records, experiment.slo, instances=spec.instances)
   return Outcome(records, [], summary, prepared)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+  """Cyclic garbage is looked for less often.
+
+  What a run makes goes by reference counts; a pass over all of a store's
+  blocks every 700 new objects finds next to nothing and takes a third of a
+  simulation's time.
+  """
+  before = gc.get_threshold()
+  gc.collect()
+  gc.set_threshold(100_000, 50, 1000)
+  try:
+    yield
+  finally:
+    gc.set_threshold(*before)
 
 
 def conductor_of(

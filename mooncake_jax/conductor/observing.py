@@ -29,6 +29,10 @@ from mooncake_jax.events import TokensEmitted
 def observe(view: View, event: Event) -> None:
   """Updates the view; an event of an unknown try is ignored."""
   match event:
+    case RequestEvent():
+      placed = view.placed.get(event.request_id, event.attempt)
+      if placed is not None:
+        _observe_request(view, placed, event)
     case BlocksStored() | BlocksEvicted() | Inventory():
       view.index.observe(event)
     case InstanceDraining():
@@ -38,14 +42,14 @@ def observe(view: View, event: Event) -> None:
       view.close(event.instance)
     case InstanceJoined():
       view.join(event.instance, event.role)
-    case RequestEvent():
-      placed = view.placed.get(event.request_id, event.attempt)
-      if placed is not None:
-        _observe_request(view, placed, event)
 
 
 def _observe_request(view: View, placed: Placed, event: RequestEvent) -> None:
   match event:
+    case TokensEmitted():
+      _prefilled(view, placed, event.segment.first_s)
+      _learn_step(view, placed, event)
+      view.decode.grow(event.request_id, event.segment.count)
     case Preempted():
       placed.preempted, placed.last_token_s = True, None
     case PrefixFetched() | PrefillDone() if placed.preempted:
@@ -55,10 +59,6 @@ def _observe_request(view: View, placed: Placed, event: RequestEvent) -> None:
     case PrefillDone():
       _learn_prefill(view, placed, event)
       _prefilled(view, placed, event.time_s)
-    case TokensEmitted():
-      _prefilled(view, placed, event.segment.first_s)
-      _learn_step(view, placed, event)
-      view.decode.grow(event.request_id, event.segment.count)
     case Finished() | Failed() | Cancelled() | RejectedLate():
       if isinstance(event, Finished):
         view.lengths.add(max(event.num_output_tokens, 1))

@@ -53,8 +53,9 @@ class EventLine:
 
   def arrived(self, now_s: float) -> Iterator[Event]:
     """Takes out what is known by now."""
-    while self.has_arrived(now_s):
-      yield self._events.popleft()
+    delay_s, events = self._telemetry.delay_s, self._events
+    while events and events[0].time_s + delay_s <= now_s:
+      yield events.popleft()
 
   def has_arrived(self, now_s: float) -> bool:
     """Whether anything new is known by now."""

@@ -73,9 +73,11 @@ class RecordBook:
     record = self._records[event.request_id]
     if record.attempt != event.attempt:
       return None
-    if event.request_id in self._preempted:
+    if self._preempted and event.request_id in self._preempted:
       return self._resumed(record, event)
     match event:
+      case TokensEmitted():
+        self._emitted(record, event)
       case Preempted():
         self._preempt(record, event)
       case PrefixFetched():
@@ -97,8 +99,6 @@ class RecordBook:
         record.prefill_s = event.prefill_s
       case KVArrived():
         record.kv_arrived_s = event.time_s
-      case TokensEmitted():
-        self._emitted(record, event)
       case _:
         return self._close(record, event)
     return None
@@ -130,8 +130,8 @@ class RecordBook:
   def _emitted(self, record: RequestRecord, event: TokensEmitted) -> None:
     """Writes tokens down, less those that an earlier try had emitted."""
     segment, tokens = event.segment, event.tokens
-    skip = min(self._repeated.get(record.request_id, 0), segment.count)
-    if skip:
+    if self._repeated.get(record.request_id):
+      skip = min(self._repeated[record.request_id], segment.count)
       self._repeated[record.request_id] -= skip
       tokens = tokens[skip:]
       segment = segment.without(skip)
