@@ -10,6 +10,9 @@ from functools import partial
 import heapq
 
 from mooncake_jax.backend import Backend
+from mooncake_jax.blocks.segments import Medium
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_members import Members
 from mooncake_jax.cluster_members import Role
@@ -168,6 +171,28 @@ class Cluster:
       master.events.inventory(segment, master.inventory(segment), now_s)
       for segment in master.segments()
     ]
+
+  def held_blocks(self) -> dict[tuple[str, Medium], int]:
+    """Blocks that are readable, by instance and medium."""
+    return {
+      (owner(segment), medium(segment)): self.master.num_published(segment)
+      for segment in self.master.segments()
+    }
+
+  def leaks(self) -> list[str]:
+    """What an idle cluster holds for nobody; empty unless there is an error."""
+    found: list[str] = []
+    for instance in (*self.prefill.values(), *self.decode.values()):
+      if not instance.is_free:
+        found.append(f'pages: {instance.name} holds some for no request')
+    for use in self.master.statistics().segments:
+      num_bytes = use.num_copies * self.layout.block_bytes
+      if use.used_bytes != num_bytes:
+        found.append(
+          f'bytes of {use.name}: {use.used_bytes} are taken, '
+          f'{use.num_copies} blocks have {num_bytes}'
+        )
+    return found
 
   def lose_segment(self, segment: str) -> None:
     """All bytes of a segment are lost; it goes on empty. Reads of them fail."""

@@ -36,6 +36,7 @@ from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
+from mooncake_jax.metrics.conservation import Conservation
 from mooncake_jax.metrics.records import RecordBook
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
@@ -87,6 +88,10 @@ def serve(
 
   Returns:
     One record a request, in order of arrival, and the journal.
+
+  Raises:
+    NotConserved: requests, tokens, blocks or bytes were lost or made up, which
+      is an error of the system and not of the workload.
   """
   order = itertools.count()
   arrivals = [(r.arrival_s, next(order), r) for r in requests]
@@ -94,6 +99,7 @@ def serve(
   book, journal = RecordBook(), [] if keeps_journal else _Nowhere()
   cluster.tells_works = keeps_journal
   retries = Retries(conductor, cluster, book, journal)
+  balance = Conservation({})
 
   def hear(events: list[Event]) -> None:
     for event in events:
@@ -102,26 +108,31 @@ def serve(
       if on_event is not None:
         on_event(event)
       if not isinstance(event, RequestEvent):
+        balance.observe_store(event)
         continue
       if isinstance(event, ENDS) and retries.again(event):
         continue
       ended = book.observe(event)
+      balance.observe_request(event, book[event.request_id])
       request = follow_up(ended) if ended and follow_up else None
       if request is not None:
         heapq.heappush(arrivals, (request.arrival_s, next(order), request))
 
   hear(cluster.step(cluster.backend.now_s()))  # what an SSD still holds
+  balance = Conservation(cluster.held_blocks())
   while arrivals or not cluster.idle:
     now_s = cluster.backend.now_s()
     # What is known, such as a drain, is heard before anybody is placed.
     due_s = -math.inf if cluster.has_news else now_s
     while arrivals and arrivals[0][0] <= due_s:
       request = heapq.heappop(arrivals)[2]
+      balance.took()
       if _arrive(request, conductor, cluster, book, journal, now_s):
         retries.remember(request)
     hear(cluster.step(arrivals[0][0] if arrivals else None))
     if advice := conductor.advise(cluster.backend.now_s()):
       _carry_out(advice, cluster)
+  balance.check(book.records, cluster.held_blocks(), cluster.leaks())
   return book.records, journal
 
 

@@ -13,29 +13,24 @@ from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from functools import lru_cache
 
-from mooncake_jax.backend import BlockOps
-from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import LinkUse
-from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
-from mooncake_jax.blocks.segments import medium
-from mooncake_jax.blocks.segments import owner
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.clock import Due
+from mooncake_jax.sim.lanes import Lane
+from mooncake_jax.sim.lanes import lanes_of
+from mooncake_jax.sim.lanes import Layers
+from mooncake_jax.sim.lanes import ports_of
 from mooncake_jax.sim.ports import Flow
 from mooncake_jax.sim.ports import Port
 from mooncake_jax.sim.ports import Sharing
 from mooncake_jax.sim.works import SimWork
 from mooncake_jax.sim.works import UNKNOWN_S
 
-Layers = tuple[int, int]
-# A link, the instance whose it is, and the one at its other end.
-Lane = tuple[Link, str, str]
 # Ports, costs, the link whose costs they are, seconds of latency.
 Path = list[tuple[Port, CostModel, Link, float]]
 
@@ -169,7 +164,7 @@ class Links:
 
   def enter(self, work: SimTransfer) -> None:
     """Starts a transfer, as far as it need not wait."""
-    for lane, groups in self._lanes(work.ops).items():
+    for lane, groups in lanes_of(work.ops, self._partners).items():
       work.trains.append(self._train(work, lane, groups))
     work.num_moving = len(work.trains)
     if work.trains:
@@ -219,34 +214,6 @@ class Links:
 
   # What crosses which ports.
 
-  def _lanes(
-    self, ops: Sequence[TransferOp]
-  ) -> dict[Lane, list[tuple[Layers, int]]]:
-    """Groups of ops by the ports that they cross."""
-    lanes: dict[Lane, list[tuple[Layers, int]]] = {}
-    if type(ops) is BlockOps:
-      for segment, count in ops.segments.items():
-        lane = _block_lane(segment, ops.pages.instance, ops.are_puts)
-        groups = [(r, count * num_bytes) for r, num_bytes in ops.parts]
-        lanes[lane] = lanes.get(lane, []) + groups
-      return lanes
-    for op in ops:
-      if not self._stays(op):
-        layers = op.start_layer, op.stop_layer
-        _add(lanes.setdefault(_lane(op), []), layers, op.num_bytes)
-    return lanes
-
-  def _stays(self, op: TransferOp) -> bool:
-    """Whether it goes from an instance to the one on the same devices."""
-    if not self._partners:
-      return False
-    src, dst = op.src, op.dst
-    return (
-      isinstance(src, DevicePages)
-      and isinstance(dst, DevicePages)
-      and self._partners.get(src.instance) == dst.instance
-    )
-
   def _train(
     self, work: SimTransfer, lane: Lane, groups: list[tuple[Layers, int]]
   ) -> Train:
@@ -255,7 +222,9 @@ class Links:
     uses, alone_s, has_latency = [], 0.0, False
     for port, costs, link, latency_s in self._path(lane):
       seconds = costs.transfer_s(num_bytes, link)
-      uses.append((port, (seconds - latency_s) / num_bytes))
+      # Costs may be noisy, so that nothing takes longer than some bytes.
+      moving_s = max(seconds - latency_s, 1e-3 * seconds)
+      uses.append((port, moving_s / num_bytes))
       alone_s = max(alone_s, seconds / num_bytes)
       has_latency = has_latency or latency_s > 0
     if has_latency:  # it slows the flow and takes nothing from others
@@ -267,7 +236,7 @@ class Links:
     path = self._paths.get(lane)
     if path is None:
       path = []
-      for what, whose, link in _ports_of(lane):
+      for what, whose, link in ports_of(lane):
         costs = self._costs_of(whose)
         latency_s = costs.transfer_s(0, link)
         path.append((self.ports[what, whose], costs, link, latency_s))
@@ -344,70 +313,3 @@ class Links:
     self._settled(work)
     if not work.num_moving:
       self._ended(work)
-
-
-def _ports_of(lane: Lane) -> tuple[tuple[str, str, Link], ...]:
-  """Ports that a lane passes: what, whose, and by which link's costs."""
-  link, name, other = lane
-  match link:
-    case 'copy' | 'handoff':
-      return ('out', name, link), ('in', other, link)
-    case 'remote_read':
-      return (('in', name, link),)
-    case 'remote_write':
-      return (('out', name, link),)
-    case 'ssd_read' if name != other:
-      return (link, name, link), ('out', name, 'copy'), ('in', other, 'copy')
-    case 'ssd_write' if name != other:
-      return (link, name, link), ('in', name, 'copy'), ('out', other, 'copy')
-  return ((link, name, link),)
-
-
-def _add(
-  groups: list[tuple[Layers, int]], layers: Layers, num_bytes: int
-) -> None:
-  """Puts an op at the end."""
-  if groups and groups[-1][0] == layers:
-    groups[-1] = layers, groups[-1][1] + num_bytes
-  else:
-    groups.append((layers, num_bytes))
-
-
-def _lane(op: TransferOp) -> Lane:
-  """The link an op crosses and the instances whose ports it passes."""
-  src, dst = op.src, op.dst
-  return _lane_between(
-    src.segment if isinstance(src, Replica) else src.instance,
-    isinstance(src, DevicePages),
-    dst.segment if isinstance(dst, Replica) else dst.instance,
-    isinstance(dst, DevicePages),
-  )
-
-
-def _block_lane(segment: str, instance: str, is_put: bool) -> Lane:
-  if is_put:
-    return _lane_between(instance, True, segment, False)
-  return _lane_between(segment, False, instance, True)
-
-
-@lru_cache(maxsize=1 << 16)
-def _lane_between(src: str, from_pages: bool, dst: str, to_pages: bool) -> Lane:
-  source = 'device' if from_pages else medium(src)
-  target = 'device' if to_pages else medium(dst)
-  here, there = owner(src), owner(dst)
-  match source, target:
-    case 'device', 'device':
-      return 'handoff', here, there
-    case _, 'ssd':
-      return 'ssd_write', there, here
-    case 'ssd', _:
-      return 'ssd_read', here, there
-    case _, 'remote':
-      return 'remote_write', here, there
-    case 'remote', _:
-      return 'remote_read', there, here
-    case 'device', _:
-      return 'offload', here, there
-    case _ if here != there:
-      return 'copy', here, there
-  return 'onload', here, there

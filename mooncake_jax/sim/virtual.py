@@ -13,13 +13,11 @@ Differs from devices: a chunk that has begun is not cancelled, and transfers
 share alike whatever their priority.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
 
-from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import LinkUse
@@ -29,10 +27,10 @@ from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.segments import medium
-from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.request import BlockKey
 from mooncake_jax.sim.clock import Clock
+from mooncake_jax.sim.contents import Contents
 from mooncake_jax.sim.decoding import Decoding
 from mooncake_jax.sim.decoding import decoding
 from mooncake_jax.sim.links import Links
@@ -76,7 +74,7 @@ class VirtualBackend:
     self._instances = dict(instances or {})
     self._stage_layers = tuple(stage_layers)
     self._num_layers = sum(stage_layers)
-    self._all_layers = (1 << self._num_layers) - 1
+    self._contents = Contents(self._num_layers, self._store)
     self._boundary_s = boundary_s
     self._spoil = spoil
     self._ids = itertools.count()
@@ -96,8 +94,6 @@ class VirtualBackend:
     self._done: list[Completion] = []
     # How works ended that did not complete, until whoever waits knows.
     self._failed: dict[WorkId, Status] = {}
-    # The layers of each replica that are there, a bit each.
-    self._layers: dict[Replica, int] = defaultdict(int)
 
   def now_s(self) -> float:
     return self._clock.now_s
@@ -140,8 +136,7 @@ class VirtualBackend:
     return work.work_id
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:
-    for replica in replicas:
-      self._layers.pop(replica, None)
+    self._contents.drop(replicas)
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """Nothing outlives a simulation."""
@@ -303,21 +298,8 @@ class VirtualBackend:
   def _moved(self, work: SimTransfer) -> None:
     """Bytes arrived; reads of what is not there fail."""
     self._links.remove(work)
-    ops = work.ops
-    bad = False
-    status: tuple[Status, ...] = ()
-    in_blocks = type(ops) is BlockOps  # plain classes are told apart faster
-    if in_blocks and ops.are_puts:
-      self._layers.update(dict.fromkeys(ops.replicas, self._all_layers))
-    elif in_blocks:
-      there = [self._has(r, self._all_layers) for r in ops.replicas]
-      bad = not all(there)
-      if bad:
-        each: list[Status] = ['completed' if ok else 'failed' for ok in there]
-        status = tuple(each * len(ops.layout.layer_ranges))
-    else:
-      status = tuple([self._move(op) for op in ops])
-      bad = 'failed' in status
+    status = self._contents.move(work.ops)
+    bad = 'failed' in status
     self._end(
       Completion(
         work.work_id,
@@ -325,25 +307,9 @@ class VirtualBackend:
         min(work.start_s, self._clock.now_s),
         self._clock.now_s,
         "an op is 'failed'" if bad else '',
-        op_status=status or ('completed',) * len(ops),
+        op_status=status,
       )
     )
-
-  def _move(self, op: TransferOp) -> Status:
-    layers = (1 << op.stop_layer) - (1 << op.start_layer)
-    if isinstance(op.src, Replica) and not self._has(op.src, layers):
-      return 'failed'
-    if isinstance(op.dst, Replica):
-      if op.dst.segment == REMOTE:
-        self._store.put(op.dst.key)
-      else:
-        self._layers[op.dst] |= layers
-    return 'completed'
-
-  def _has(self, replica: Replica, layers: int) -> bool:
-    if replica.segment == REMOTE:
-      return self._store.has(replica.key)
-    return not layers & ~self._layers.get(replica, 0)
 
   def _probed(
     self,

@@ -211,6 +211,10 @@ class Gets(Ledger):
     """All that were published there, those that are leaving included."""
     return tuple(copy.replica for copy in self._segment(segment).copies())
 
+  def num_published(self, segment: str) -> int:
+    """How many those are."""
+    return sum(1 for _ in self._segment(segment).copies())
+
   def used_bytes(self, segment: str) -> int:
     return self._segment(segment).used_bytes
 
