@@ -22,6 +22,7 @@ from typing import Literal
 from typing import NamedTuple
 from typing import overload
 from typing import Protocol
+from typing import runtime_checkable
 
 import numpy as np
 
@@ -235,6 +236,18 @@ class LinkUse(NamedTuple):
 
   num_bytes: float
   used_s: float
+
+
+@runtime_checkable
+class Slowable(Protocol):
+  """A backend whose instances can be made slow: a simulation."""
+
+  def slow(self, instance: str, compute: float, links: float) -> None:
+    """From now on work there takes so many times what it would.
+
+    That which has begun goes on as it was; 1.0 is as it would.
+    """
+    ...
 
 
 class Backend(Protocol):

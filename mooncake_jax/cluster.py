@@ -228,16 +228,19 @@ class Cluster:
 
     Where a submit or cancel has caused events already, it does not wait.
     """
-    deadline_s = self._next_deadline()
-    if self.has_news:
-      until_s = self.backend.now_s()
-    elif deadline_s is not None:
-      until_s = deadline_s if until_s is None else min(until_s, deadline_s)
-    for completion in self.backend.wait(until_s):
+    backend, deadline_s = self.backend, self._next_deadline()
+    if self._flow.has_events:
+      until_s = backend.now_s()
+    elif deadline_s is not None and (until_s is None or deadline_s < until_s):
+      until_s = deadline_s
+    for completion in backend.wait(until_s):
       self._flow.complete(completion)
     self._members.advance()
-    self._expire(self.backend.now_s())
-    self._reap(self.backend.now_s())
+    now_s = backend.now_s()
+    if deadline_s is not None and deadline_s <= now_s:
+      self._expire(now_s)
+    if now_s - self._reaped_s >= REAP_EVERY_S:
+      self._reap(now_s)
     return self._flow.take_events()
 
   def check(self) -> None:
@@ -279,8 +282,7 @@ class Cluster:
   def _reap(self, now_s: float) -> None:
     """What time alone brings in the store, about once a second: dead puts
     end, hot blocks that lost a replica get one again."""
-    if now_s - self._reaped_s >= REAP_EVERY_S:
-      self._reaped_s = now_s
-      self._flow.apply(dropped(self.master, self.master.reap(now_s), now_s))
-      copies = self._client.repair(now_s)
-      self._flow.apply(copying(self.master, copies, now_s))
+    self._reaped_s = now_s
+    self._flow.apply(dropped(self.master, self.master.reap(now_s), now_s))
+    copies = self._client.repair(now_s)
+    self._flow.apply(copying(self.master, copies, now_s))

@@ -190,6 +190,8 @@ class Members:
 
   def advance(self) -> None:
     """Takes the next steps of draining instances that can be taken."""
+    if not self._draining:
+      return
     for name, phase in [*self._draining.items()]:
       if phase == 'runs' and not self._has_runs(name):
         self._draining[name] = phase = 'copies'

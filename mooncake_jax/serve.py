@@ -20,9 +20,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 import heapq
 import itertools
-import math
 
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.changes import Change
+from mooncake_jax.changes import Changes
+from mooncake_jax.changes import NOTHING
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.advice import Advice
 from mooncake_jax.conductor.advice import DropCopies
@@ -75,6 +77,7 @@ def serve(
   follow_up: FollowUp | None = None,
   on_event: Callable[[Event], None] | None = None,
   keeps_journal: bool = True,
+  changes: Changes = NOTHING,
 ) -> tuple[list[RequestRecord], Journal]:
   """Serves all requests to their ends.
 
@@ -84,6 +87,8 @@ def serve(
     cluster: serves them.
     follow_up: see `FollowUp`; closes the loop of a conversation.
     on_event: called with each event, as it happens.
+    changes: what happens meanwhile; what would be after the last request's
+      end does not.
     keeps_journal: else it stays empty, and the cluster tells of no works.
 
   Returns:
@@ -93,9 +98,7 @@ def serve(
     NotConserved: requests, tokens, blocks or bytes were lost or made up, which
       is an error of the system and not of the workload.
   """
-  order = itertools.count()
-  arrivals = [(r.arrival_s, next(order), r) for r in requests]
-  heapq.heapify(arrivals)
+  agenda = Agenda(requests, changes)
   book, journal = RecordBook(), [] if keeps_journal else _Nowhere()
   cluster.tells_works = keeps_journal
   retries = Retries(conductor, cluster, book, journal)
@@ -116,24 +119,62 @@ def serve(
       balance.observe_request(event, book[event.request_id])
       request = follow_up(ended) if ended and follow_up else None
       if request is not None:
-        heapq.heappush(arrivals, (request.arrival_s, next(order), request))
+        agenda.add(request)
 
   hear(cluster.step(cluster.backend.now_s()))  # what an SSD still holds
   balance = Conservation(cluster.held_blocks())
-  while arrivals or not cluster.idle:
+  while agenda.num_requests or not cluster.idle:
     now_s = cluster.backend.now_s()
     # What is known, such as a drain, is heard before anybody is placed.
-    due_s = -math.inf if cluster.has_news else now_s
-    while arrivals and arrivals[0][0] <= due_s:
-      request = heapq.heappop(arrivals)[2]
+    while not cluster.has_news and (due := agenda.take(now_s)):
+      if isinstance(due, Change):
+        due.happen(cluster)
+        continue
       balance.took()
-      if _arrive(request, conductor, cluster, book, journal, now_s):
-        retries.remember(request)
-    hear(cluster.step(arrivals[0][0] if arrivals else None))
+      if _arrive(due, conductor, cluster, book, journal, now_s):
+        retries.remember(due)
+    hear(cluster.step(agenda.next_s))
     if advice := conductor.advise(cluster.backend.now_s()):
       _carry_out(advice, cluster)
   balance.check(book.records, cluster.held_blocks(), cluster.leaks())
   return book.records, journal
+
+
+class Agenda:
+  """Requests to come and changes, in order of time, then of asking."""
+
+  def __init__(self, requests: Iterable[Request], changes: Changes):
+    self._order = itertools.count()
+    self._changes = changes
+    self._due: list[tuple[float, int, Request | Change]] = []
+    self.num_requests = 0
+    for change in changes.changes:
+      self._push(change.at_s, change)
+    for request in requests:
+      self.add(request)
+
+  @property
+  def next_s(self) -> float | None:
+    """When the next is due; None if there is none."""
+    return self._due[0][0] if self._due else None
+
+  def add(self, request: Request) -> None:
+    """One more, and when its client will have gone."""
+    self.num_requests += 1
+    self._push(request.arrival_s, request)
+    if change := self._changes.of(request):
+      self._push(change.at_s, change)
+
+  def take(self, now_s: float) -> Request | Change | None:
+    """The next that is due by now, if any."""
+    if not self._due or self._due[0][0] > now_s:
+      return None
+    due = heapq.heappop(self._due)[2]
+    self.num_requests -= isinstance(due, Request)
+    return due
+
+  def _push(self, time_s: float, due: Request | Change) -> None:
+    heapq.heappush(self._due, (time_s, next(self._order), due))
 
 
 class _Nowhere(list[Decision | Event]):

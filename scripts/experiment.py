@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Literal
 
+from mooncake_jax.changes import Changes
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import CostModel
@@ -40,6 +41,7 @@ class Experiment:
     show_answers: print so many of the outputs.
     vllm: serves instead of the cluster, in a simulation: coupled instances, to
       compare with; the conductor and most of the cluster have no part then.
+    changes: what happens while it runs.
     keeps_journal: whether all that happened is kept, for timelines and to
       replay it; a large simulation takes less memory and time without.
   """
@@ -60,6 +62,7 @@ class Experiment:
   compare_reuse: bool = False
   show_answers: int = 0
   vllm: VllmSpec | None = None
+  changes: Changes = Changes()
   keeps_journal: bool = True
 
   def __post_init__(self):

@@ -66,6 +66,7 @@ def serve_once(
       prepared.follow_up,
       on_event,
       experiment.keeps_journal,
+      experiment.changes,
     )
   summary = summarize(
     records,

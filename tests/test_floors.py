@@ -32,6 +32,7 @@ FLOORS = {
   'store': 3,
   'instance': 3,
   'transfer': 3,
+  'changes': 4,
   'cluster': 4,
   'cluster_members': 4,
   'serve': 4,
@@ -55,6 +56,7 @@ STRANGERS = {
   ('cluster_members', 'engine'),
   ('cluster', 'engine'),
   ('serve', 'sim'),
+  ('changes', 'sim'),
   ('serve', 'engine'),
 }
 OUTSIDE = {'scripts', 'gin', 'tests'}

@@ -66,6 +66,7 @@ class PrefillInstance:
     self.layout = layout
     self.pool = PagePool(num_pages)
     self.plan = plan
+    self._stages = len(plan.stage_layers)
     self.streaming: Streaming = streaming
     self.store: InstanceStore | None = None
     self.is_gone = False  # it takes no runs and stores nothing more
@@ -217,10 +218,6 @@ class PrefillInstance:
     """Whether no run holds a page."""
     cached = 0 if self.cache is None else self.cache.num_pages
     return self.pool.num_free + cached == self.pool.capacity
-
-  @property
-  def _stages(self) -> int:
-    return len(self.plan.stage_layers)
 
   @property
   def _max_chunks(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from typing import final
 from typing import Literal
 from typing import NamedTuple
 
@@ -218,18 +219,21 @@ class Work:
   work_id: int | None = None
 
 
+@final
 class Start(NamedTuple):
   """Start this work at the backend."""
 
   work: Work
 
 
+@final
 class Stop(NamedTuple):
   """Cancel this work; its completion still comes."""
 
   work: Work
 
 
+@final
 class Drop(NamedTuple):
   """Forget the bytes of these replicas."""
 

@@ -33,6 +33,9 @@ def dropped(
   master: Master, evicted: Iterable[Evicted], now_s: float
 ) -> Effects:
   """Tells that replicas are gone, and lets go of their bytes."""
-  replicas = tuple(e.replica for e in evicted)
-  effects: Effects = [*master.events.evicted(replicas, now_s)]
-  return [*effects, Drop(replicas)] if replicas else []
+  gone = [*evicted]
+  if not gone:
+    return []
+  told = [e.replica for e in gone if e.was_published]
+  events = master.events.evicted(told, now_s)
+  return [*events, Drop(tuple([e.replica for e in gone]))]

@@ -197,6 +197,10 @@ class Links:
         self._set_stop(train)
         self._sharing.restop(train)
 
+  def forget_costs(self) -> None:
+    """They have changed, for what starts from now on."""
+    self._paths.clear()
+
   def remove(self, work: SimTransfer) -> None:
     """Nothing more of it flows."""
     for due in work.due:

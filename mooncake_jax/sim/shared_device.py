@@ -83,7 +83,7 @@ class SharedDevice:
       emitted: takes the completions of decode works.
     """
     self._clock = clock
-    self._costs = costs
+    self.costs = costs
     self._num_layers = num_layers
     self._settled = settled
     self._ended = ended
@@ -137,7 +137,7 @@ class SharedDevice:
     elif self._batch is not None:
       batch, now_s = self._batch, self._clock.now_s
       self._steps = decoding(
-        batch.work_id, self._costs, batch.rows, batch.num_left, now_s
+        batch.work_id, self.costs, batch.rows, batch.num_left, now_s
       )
       self._due = self._clock.at(self._steps.end_s, self._over)
 
@@ -150,7 +150,7 @@ class SharedDevice:
     stop_s = now_s + chunk.seconds
     if batch is not None:
       rows, tokens = len(batch.rows.rows), batch.context_tokens
-      stop_s += riding_s(self._costs, rows, tokens)
+      stop_s += riding_s(self.costs, rows, tokens)
       step = TokenSegment(stop_s, 0.0, 1)
       self._steps = Decoding(batch.work_id, batch.rows, now_s, step)
     self._chunk = chunk

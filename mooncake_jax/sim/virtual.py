@@ -28,6 +28,7 @@ from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.costs.model import CostModel
+from mooncake_jax.costs.perturbed import PerturbedCost
 from mooncake_jax.request import BlockKey
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.contents import Contents
@@ -72,6 +73,7 @@ class VirtualBackend:
     self._store = RemoteStore() if store is None else store
     self._costs = costs
     self._instances = dict(instances or {})
+    self._own: dict[str, CostModel] = {}  # of those that were made slow
     self._stage_layers = tuple(stage_layers)
     self._num_layers = sum(stage_layers)
     self._contents = Contents(self._num_layers, self._store)
@@ -151,6 +153,17 @@ class VirtualBackend:
     at_s, late = min(answer_s, deadline_s), answer_s > deadline_s
     self._clock.at(at_s, self._probed, work_id, start_s, keys, late)
     return work_id
+
+  def slow(self, instance: str, compute: float, links: float) -> None:
+    """See `backend.Slowable`."""
+    own = self._own.setdefault(instance, self._costs_of(instance))
+    costs = PerturbedCost(
+      own, prefill_bias=compute, decode_bias=compute, transfer_bias=links
+    )
+    self._instances[instance] = costs
+    self._links.forget_costs()
+    if shared := self._shared.get(instance):
+      shared.costs = costs
 
   def cancel(self, work_id: WorkId) -> None:
     if work_id in self._decoding:

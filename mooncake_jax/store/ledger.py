@@ -164,7 +164,7 @@ class Ledger:
       del self._blocks[key]
       self._bereft.pop(key, None)
     copy.block = copy.next = None
-    return Evicted(key, gone)
+    return Evicted(key, gone, state != OPEN)
 
   def _forget_all(self, copies: Iterable[Copy]) -> tuple[Evicted, ...]:
     return tuple(self._forget(c) for c in copies if c.block is not None)

@@ -16,10 +16,14 @@ Pin = Literal['none', 'soft', 'hard']
 
 
 class Evicted(NamedTuple):
-  """A replica that is gone; its bytes are to be dropped."""
+  """A replica that is gone; its bytes are to be dropped.
+
+  `was_published`: readers could find it, so they are to be told.
+  """
 
   key: BlockKey
   replica: Replica
+  was_published: bool = True
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from scripts.serving import backends
 from scripts.serving import cluster_of
 from scripts.serving import conductor_of
 from scripts.serving import prepare
+from scripts.serving import rare_collections
 
 
 class TimedConductor(Conductor):
@@ -61,9 +62,10 @@ def main(run: str, bindings: list[str]) -> dict[str, Any]:
     assert isinstance(conductor, TimedConductor)
     cluster = cluster_of(experiment, config, make_backend(), conductor)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    records, _ = serve(
-      prepared.requests, conductor, cluster, keeps_journal=False
-    )
+    with rare_collections():
+      records, _ = serve(
+        prepared.requests, conductor, cluster, keeps_journal=False
+      )
     cpu_s = time.process_time() - cpu_s
     wall_s = time.perf_counter() - wall_s
   return {
