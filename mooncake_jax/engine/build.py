@@ -52,7 +52,9 @@ class Builder:
     """
     self._config = config
     self._spec = spec
-    self._kernel = kernels.chosen(spec.attention, devices[0].platform)
+    self._kernel: kernels.AttentionKernel = kernels.chosen(
+      spec.attention, devices[0].platform
+    )
     self._devices = devices
     self._weights = weights
     self._layout = layout
