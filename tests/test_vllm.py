@@ -11,9 +11,17 @@ import pytest
 
 from cost_pieces import polynomial
 from mooncake_jax.metrics.latency import intervals
+from mooncake_jax.metrics.latency import tbt_tail_s
 from mooncake_jax.request import Request
 from mooncake_jax.systems.vllm import serve_vllm
 from mooncake_jax.systems.vllm import VllmSpec
+from mooncake_jax.workload.generate import distinct_prompts
+from scripts.config import load
+from scripts.experiment import Experiment
+from scripts.serving import backends
+from scripts.serving import prepare
+from scripts.serving import serve_once
+from scripts.workloads import TraceWorkload
 
 BLOCK = 32
 # 1 s a pass, 0.1 s a token of prompt, 0.5 s a decode step and 0.01 s a row.
@@ -162,3 +170,31 @@ def test_every_token_comes_once_and_in_order(made, caching, chunked, instances):
     if not record.preemptions:
       left = asked.num_prompt_tokens - sum(record.reused_tokens.values())
       assert record.prefill_s >= 0.1 * left - 1e-6
+
+
+def test_a_lone_request_is_served_as_by_a_colocated_pair():
+  experiment, _ = load('configs/run/sim_conversation.gin', (), Experiment)
+  pairs = replace(
+    experiment.cluster,
+    prefill_instances=2,
+    decode_instances=2,
+    colocated=True,
+    streaming='chunks',
+    chunk_tokens=512,
+    reuse=False,
+  )
+  apart = distinct_prompts(3000, count=3, interval_s=100.0, output_tokens=40)
+  experiment = replace(experiment, cluster=pairs, workload=TraceWorkload(apart))
+  config = experiment.model.read_config()
+  prepared = prepare(experiment, config)
+  chunked = VllmSpec(instances=2, chunked_prefill=True)
+  with backends(experiment, config) as make_backend:
+    pair, ours = (
+      serve_once(replace(experiment, vllm=spec), config, prepared, backend)
+      for spec, backend in ((None, make_backend()), (chunked, make_backend()))
+    )
+  for a, b in zip(pair.records, ours.records, strict=True):
+    assert b.ttft_s == pytest.approx(a.ttft_s)
+    assert b.prefill_s == pytest.approx(a.prefill_s)
+    assert tbt_tail_s(b) == pytest.approx(tbt_tail_s(a))
+    assert b.finished_s == pytest.approx(a.finished_s)
