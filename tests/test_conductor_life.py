@@ -18,6 +18,7 @@ from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.decode_horizon import DecodeHorizon
+from mooncake_jax.conductor.output_lengths import OutputLengths
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.telemetry import Telemetry
 from mooncake_jax.conductor.work_costs import belief_of
@@ -334,16 +335,28 @@ def test_instances_that_differ_are_believed_to():
 
 
 def test_of_a_length_that_nobody_knows_the_limit_and_the_prior_are_used():
-  """A life of 20 tokens whatever more is allowed; room for all of it."""
+  """Some 20 tokens where more is allowed; room for all of it."""
   conductor = make_conductor(prior_output_tokens=20)
 
   def seen(output):
     (candidate, *_) = conductor.explain(ask('r', 60, output), 0.0).decode
     return candidate.mean_step_s, candidate.verdict != 'never fits'
 
-  assert seen(20) == seen(60) == seen(400) == (seen(20)[0], True)
-  assert seen(5)[0] < seen(20)[0]
-  assert seen(500) == (seen(20)[0], False)
+  assert seen(5)[0] < seen(20)[0] < seen(400)[0] and seen(400)[1]
+  assert seen(300)[0] == pytest.approx(seen(400)[0], rel=1e-6)
+  assert seen(500) == (pytest.approx(seen(400)[0]), False)
+
+
+def test_limits_are_trusted_where_outputs_run_to_them():
+  ample, tight = OutputLengths(20), OutputLengths(20)
+  for i in range(2000):
+    ample.add(30 + i % 41, 4096)
+    tight.add(30 + i % 41, 30 + i % 41)
+  assert ample.mean == pytest.approx(50, rel=0.02)
+  assert ample.expected(4096) == pytest.approx(ample.mean, rel=0.05)
+  assert ample.expected(10) < 10
+  assert tight.expected(4096) > 1000
+  assert tight.expected(30) == pytest.approx(30, rel=0.01)
 
 
 def test_the_horizon_counts_who_decodes():

@@ -154,13 +154,15 @@ def test_each_decode_instance_is_checked_by_its_own_batch_and_speed():
   """Ten rows of which three are in a step, and a step that is slower."""
   slow = replace(COSTS, decode_base_s=10 * COSTS.decode_base_s)
   spec = replace(SMALL, instances=SIZES)
-  slo = SLO(9.0, COSTS.decode_step_s(3, 120))
+  # Of 20 tokens the longest two intervals count; the first is half a step more.
+  slo = SLO(9.0, 1.25 * COSTS.decode_step_s(3, 120))
+  asked = make_request('r', np.full(41, 3), 20)
   rules = ConductorSpec(admission='load')
   beliefs = {'decode1': belief_of(spec.of('decode1'), MODEL, slow)}
   conductor = Conductor(rules, spec, MODEL, COSTS, slo, beliefs)
-  assert conductor.keeps_tbt('decode0', 10, 400)
-  assert not conductor.keeps_tbt('decode0', 10, 410)
-  assert not conductor.keeps_tbt('decode1', 1, 1)
+  assert conductor.keeps_tbt(asked, 'decode0', 10, 400)
+  assert not conductor.keeps_tbt(asked, 'decode0', 10, 410)
+  assert not conductor.keeps_tbt(asked, 'decode1', 1, 1)
 
 
 def test_sizes_that_can_not_be_are_named():

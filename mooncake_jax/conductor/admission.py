@@ -8,8 +8,9 @@ SLO. Prefill load is the request's own predicted TTFT; decode load is read
   early_rejection: at once, from what decodes now, though the request will
     decode only after its prefill (which makes both loads swing in turn)
   early_rejection_predicted: for the time when that prefill would end
-  slo_predictive: like it, but for the request's own instance and with all that
-    is placed there; refuses what would miss its SLO and nothing else
+  slo_predictive: by what is predicted of the request's own instance, request by
+    request; refuses what would miss its SLO, nine times of ten, or would
+    make more of those that are there miss theirs than it would keep itself
 """
 
 from collections.abc import Callable
@@ -24,9 +25,11 @@ class Outlook:
 
   Attributes:
     ttft_s: of the request.
-    tbt_s: of its decode instance's longest step while it is there.
+    tbt_s: of the request.
     tbt_now_s: of that instance's step with the request and what decodes now.
     tbt_then_s: mean of all decode instances when its prefill ends.
+    keeps: how likely its TBT keeps the limit.
+    spoils: how many others it will make miss theirs, on average.
     priority: of the request, 0 unless it says.
     priority_headroom: share of the limits that one priority below 0 may use;
       the next one that share of it again.
@@ -36,6 +39,8 @@ class Outlook:
   tbt_s: float
   tbt_now_s: float
   tbt_then_s: float
+  keeps: float = 1.0
+  spoils: float = 0.0
   priority: int = 0
   priority_headroom: float = 1.0
 
@@ -44,6 +49,9 @@ class Outlook:
     """Of the limits, what this request may use up."""
     return self.priority_headroom ** max(-self.priority, 0)
 
+
+# Of keeping the limit on TBT; who has less is taken to miss it.
+LEAST_ODDS = 0.1
 
 Admission = Callable[[Outlook, SLO], str]
 
@@ -60,17 +68,21 @@ def load(outlook: Outlook, slo: SLO) -> str:
 
 def early_rejection(outlook: Outlook, slo: SLO) -> str:
   """Algorithm 1, line 22, with decode as it is now."""
-  return _refuse(outlook.ttft_s, outlook.tbt_now_s, slo, 1.0)
+  return _refuse(outlook.ttft_s, outlook.tbt_now_s, slo)
 
 
 def early_rejection_predicted(outlook: Outlook, slo: SLO) -> str:
   """With decode as it will be, on average, when the prefill ends."""
-  return _refuse(outlook.ttft_s, outlook.tbt_then_s, slo, 1.0)
+  return _refuse(outlook.ttft_s, outlook.tbt_then_s, slo)
 
 
 def slo_predictive(outlook: Outlook, slo: SLO) -> str:
-  """What would miss its own SLO; lower priorities leave room for others."""
-  return _refuse(outlook.ttft_s, outlook.tbt_s, slo, outlook.share)
+  """What would miss its SLO, or cost more than it is worth; lower priorities
+  leave room for others."""
+  if outlook.ttft_s > outlook.share * slo.ttft_s:
+    return 'ttft'
+  least = max(outlook.spoils, LEAST_ODDS)
+  return 'tbt' if outlook.keeps < least else ''
 
 
 ADMISSIONS: dict[str, Admission] = {
@@ -82,7 +94,7 @@ ADMISSIONS: dict[str, Admission] = {
 }
 
 
-def _refuse(ttft_s: float, tbt_s: float, slo: SLO, share: float) -> str:
-  if ttft_s > share * slo.ttft_s:
+def _refuse(ttft_s: float, tbt_s: float, slo: SLO) -> str:
+  if ttft_s > slo.ttft_s:
     return 'ttft'
-  return 'tbt' if tbt_s > share * slo.tbt_s else ''
+  return 'tbt' if tbt_s > slo.tbt_s else ''

@@ -56,7 +56,7 @@ class Adviser:
     i, output = loads.row[placement.decode], view.lengths.mean
     room = (request.num_prompt_tokens + output) / loads.capacity_tokens_I[i]
     share = max(float(room), 1 / int(loads.max_batch_I[i]))
-    return share * output * placement.tbt_s
+    return share * output * loads.step_s_I.item(i)
 
 
 def _idle_first(

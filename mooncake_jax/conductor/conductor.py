@@ -18,6 +18,7 @@ from mooncake_jax.conductor.advice import Advice
 from mooncake_jax.conductor.adviser import Adviser
 from mooncake_jax.conductor.decide import decide
 from mooncake_jax.conductor.decide import Try
+from mooncake_jax.conductor.decode_choice import tail
 from mooncake_jax.conductor.explain import explain
 from mooncake_jax.conductor.explain import Explanation
 from mooncake_jax.conductor.observing import observe
@@ -129,12 +130,13 @@ class Conductor:
       self.view.index.observe(inventory)
 
   def keeps_tbt(
-    self, instance: str, num_rows: int, context_tokens: int
+    self, request: Request, instance: str, num_rows: int, context_tokens: int
   ) -> bool:
-    """The decode instance's double check: would this batch keep the SLO?"""
-    loads = self.view.decode
+    """The decode instance's double check: would it keep the SLO in there?"""
+    loads, most = self.view.decode, request.max_output_tokens
     step_s = loads.batch_step_s(loads.row[instance], num_rows, context_tokens)
-    return step_s <= self.slo.tbt_s
+    in_steps = tail(self.view.lengths.expected(most), num_rows - 1)
+    return most == 1 or step_s * in_steps <= self.slo.tbt_s
 
   def _catch_up(self, request: Request, now_s: float) -> None:
     """Brings the view to `now_s`, for a new try of `request`."""

@@ -7,6 +7,7 @@ takes is predicted alike for all policies: queue, the part of the transfer that
 nothing hides, compute.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,10 +49,12 @@ def decide(
   planned = plan(view, rules, asked, now_s)
   if planned is None:
     return Rejection(asked.request.request_id, 'no_instance', 0.0, 0.0)
-  seen = outlook.of(view, rules, asked.request, planned, now_s)
+  seen = outlook.of(view, rules, slo, asked.request, planned, now_s)
   reason = ADMISSIONS[rules.admission](seen, slo)
-  if not reason:
+  if not reason and seen.tbt_s == planned.tbt_s:
     return planned
+  if not reason:
+    return replace(planned, tbt_s=seen.tbt_s)
   return Rejection(
     asked.request.request_id,
     reason,
@@ -81,8 +84,7 @@ def plan(
     view.decode,
     request,
     view.only_partner(prefill.names[i], decodes_I),
-    view.lengths.mean,
-    now_s,
+    view.lengths,
     found.ttft_s,
     view.step_error.factor_I,
     number >> 20,

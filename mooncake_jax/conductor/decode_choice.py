@@ -4,8 +4,9 @@
 The request joins its batch when its prefill ends and stays for as many steps
 as it is expected to emit tokens. Meanwhile contexts grow by a token a step and
 rows end: of n rows that have r steps left on average n * exp(-k / r) are there
-after k steps (see `running_mean`). The mean step over that life decides; an
-instance without room for the request comes after all that have some.
+after k steps. The mean step over that life decides; an instance without room
+for the request comes after all that have some. `meet` looks closer at one
+instance: request by request, who will be there.
 """
 
 import math
@@ -16,6 +17,8 @@ import numpy as np
 from mooncake_jax.conductor.arrays import ONE
 from mooncake_jax.conductor.arrays import pick
 from mooncake_jax.conductor.decode_load import DecodeLoads
+from mooncake_jax.conductor.decode_rows import Batch
+from mooncake_jax.conductor.output_lengths import OutputLengths
 from mooncake_jax.request import Request
 
 
@@ -23,7 +26,7 @@ class DecodeChoice(NamedTuple):
   """A decode instance for a request.
 
   Attributes:
-    tbt_s: the longest step expected while the request is there.
+    tbt_s: of the request, see `tail`.
     wait_s: until there is room for it; its prefill is held back so long.
   """
 
@@ -66,8 +69,7 @@ def choose_decode(
   loads: DecodeLoads,
   request: Request,
   able_I: np.ndarray,
-  mean_tokens: float,
-  now_s: float,
+  lengths: OutputLengths,
   until_s: float,
   factor_I: np.ndarray,
   number: int,
@@ -80,41 +82,34 @@ def choose_decode(
     number: of equally good ones it takes this one, round and round.
   """
   prompt, most = request.num_prompt_tokens, request.max_output_tokens
-  view = decode_view(loads, prompt, most, mean_tokens, until_s, factor_I)
+  view = decode_view(loads, prompt, most, lengths, until_s, factor_I)
   i = view.best(able_I, number)
   if i is None:
     return None
   wait_s = 0.0
   if not view.has_room_I.item(i):
-    wait_s = room_wait_s(loads, i, view.need_tokens, mean_tokens)
-  tbt_s = longest_step_s(
-    loads,
-    i,
-    prompt,
-    now_s + max(until_s, wait_s),
-    min(mean_tokens, most),
-    mean_tokens,
-  )
-  return DecodeChoice(i, float(factor_I[i]) * tbt_s, wait_s)
+    wait_s = room_wait_s(loads, i, view.need_tokens, lengths.until_stop)
+  step_s, others = view.mean_step_s_I.item(i), loads.rows_I.item(i)
+  tbt_s = step_s * tail(lengths.expected(most), others)
+  return DecodeChoice(i, tbt_s, wait_s)
 
 
 def decode_view(
   loads: DecodeLoads,
   prompt_tokens: int,
   max_output_tokens: int,
-  mean_tokens: float,
+  lengths: OutputLengths,
   until_s: float,
   factor_I: np.ndarray,
 ) -> DecodeView:
   """Prices a request at every decode instance.
 
   Args:
-    mean_tokens: of any output, guessed.
     until_s: seconds until the request joins.
     factor_I: online correction of a step's seconds.
   """
-  life = min(mean_tokens, max_output_tokens)
-  rows_then_I = _rows_then(loads, life, mean_tokens, until_s)
+  life = lengths.expected(max_output_tokens)
+  rows_then_I = _rows_then(loads, life, lengths.until_stop, until_s)
   # Contexts grow by half a life on average: of others, and of the request.
   other_s_I = loads.token_s_I * (life / 2)
   other_s_I += loads.mean_row_s_I
@@ -135,13 +130,13 @@ def decode_view(
 
 
 def _rows_then(
-  loads: DecodeLoads, life: float, mean_tokens: float, until_s: float
+  loads: DecodeLoads, life: float, until_stop: float, until_s: float
 ) -> np.ndarray:
   """Mean rows beside the request over its life, [I].
 
   Exponents are kept negative as they are, which saves array calls.
   """
-  left_I = np.minimum(loads.mean_left_I, mean_tokens)
+  left_I = np.minimum(loads.mean_left_I, until_stop)
   before_I = left_I * loads.step_s_I
   np.divide(-until_s, before_I, out=before_I)
   life_I = -life / left_I
@@ -156,34 +151,42 @@ def _rows_then(
   return stay_I
 
 
-def longest_step_s(
+def meet(
   loads: DecodeLoads,
   i: int,
   prompt_tokens: int,
+  now_s: float,
   join_s: float,
-  life: float,
-  mean_tokens: float,
-) -> float:
-  """The step that TBT is judged by, at instance i with the request in it.
+  until_stop: float,
+) -> tuple[float, Batch]:
+  """The step at instance i when the request joins, and who is in it besides.
 
-  TBT is the mean of the longest tenth of the intervals, so the fuller end of
-  its life counts: when it joins, or when it leaves.
+  When those who decode now end, goes with how long steps take until then:
+  halfway between one of now and the one that is asked for.
   """
-  rows = max(int(loads.rows_I[i]), 1)
-  context = int(loads.context_tokens_I[i]) / rows
-  step_s = loads.step[i].exact(rows, int(context * rows))
-  stay_s = mean_tokens * step_s
-  others = max(
-    loads.horizon[i].decoding_at(time_s, stay_s)
-    for time_s in (join_s, join_s + life * step_s)
-  )
-  batch = min(others + 1, int(loads.max_batch_I[i]))
-  tokens = (prompt_tokens + others * context) * batch / (others + 1)
-  return loads.step[i].exact(batch, int(tokens))
+  rows, tokens = loads.active_rows_I.item(i), loads.active_tokens_I.item(i)
+  now_step_s = loads.batch_step_s(i, max(rows, 1), max(tokens, prompt_tokens))
+  step_s = now_step_s
+  for _ in range(2):
+    mean_s = (now_step_s + step_s) / 2
+    others = loads.requests[i].at(join_s, now_s, mean_s, until_stop)
+    tokens = int(others.context_tokens) + prompt_tokens
+    step_s = loads.batch_step_s(i, 1 + round(others.rows), tokens)
+  return step_s, others
+
+
+def tail(num_tokens: float, others: float = 1.0) -> float:
+  """A request's TBT in steps: the mean of its longest tenth of intervals.
+
+  See `metrics.latency`. All are a step but the first, as whoever joins `others`
+  waits for the step under way, half of one on average.
+  """
+  longest = max(math.ceil((num_tokens - 1) / 10), 1)
+  return (longest + 0.5 * min(others, 1.0)) / longest
 
 
 def room_wait_s(
-  loads: DecodeLoads, i: int, need_tokens: int, mean_tokens: float
+  loads: DecodeLoads, i: int, need_tokens: int, until_stop: float
 ) -> float:
   """Seconds until instance i has room: until enough of its rows ended.
 
@@ -196,6 +199,6 @@ def room_wait_s(
     return 0.0
   rows, tokens = int(loads.rows_I[i]), int(loads.context_tokens_I[i])
   step_s = loads.batch_step_s(i, rows, tokens)
-  left = min(max(loads.left_tokens_I[i] / rows, 1.0), mean_tokens)
+  left = min(max(loads.left_tokens_I[i] / rows, 1.0), until_stop)
   share = min(short / max(int(loads.reserved_tokens_I[i]), 1), 0.99)
   return -math.log1p(-share) * left * step_s

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mooncake_jax.conductor.decode_horizon import DecodeHorizon
+from mooncake_jax.conductor.decode_rows import DecodeRows
 from mooncake_jax.conductor.work_costs import InstanceBelief
 from mooncake_jax.conductor.work_costs import StepCosts
 
@@ -25,6 +25,7 @@ class _Held:
   """A request at one instance."""
 
   i: int
+  row: int
   need_tokens: int
   context_tokens: int
   left_tokens: int
@@ -39,12 +40,12 @@ class DecodeLoads:
     rows_I, context_tokens_I: of all requests placed there.
     left_tokens_I: the sum of what each may still emit at most.
     active_rows_I, active_tokens_I: the same of those that decode already.
-    horizon: when each instance's requests decode.
+    requests: the requests of each instance.
     reserved_tokens_I: at most `capacity_tokens_I`.
     base_s_I, row_s_I, token_s_I: a step's seconds: of any, a row, a token of
       context.
-    step_s_I: of a step with all that are placed there.
-    mean_row_s_I: what one of those rows, with its context, adds to it.
+    step_s_I: of a step with all that decode there.
+    mean_row_s_I: what one of all rows, with its context, adds to a step.
     mean_left_I: tokens that one of them may still emit, at least 1.
     active_I, coming_I, batch_I: numbers of rows that decode, do not yet, and
       can at once, as float.
@@ -62,7 +63,7 @@ class DecodeLoads:
     self.row: dict[str, int] = {}
     self.step: list[StepCosts] = []
     self._held: dict[str, _Held] = {}
-    self.horizon: list[DecodeHorizon] = []
+    self.requests: list[DecodeRows] = []
     self._waiting: list[dict[str, int]] = []
     self.accepts_I = np.zeros(0, bool)
     for name, kind in _ARRAYS.items():
@@ -96,7 +97,7 @@ class DecodeLoads:
       self.row[name] = len(self.names)
       self.names.append(name)
       self.step.append(step)
-      self.horizon.append(DecodeHorizon())
+      self.requests.append(DecodeRows())
       self._waiting.append({})
       self.accepts_I = np.append(self.accepts_I, True)
       for array, kind in _ARRAYS.items():
@@ -129,13 +130,18 @@ class DecodeLoads:
     prompt_tokens: int,
     max_output_tokens: int,
     first_s: float,
+    tail: float = 1.0,
   ) -> None:
-    """Counts a request whose first token is expected at `first_s`."""
+    """Counts a request whose first token is expected at `first_s`.
+
+    Args:
+      tail: its TBT in steps.
+    """
     need = self.need_tokens(prompt_tokens, max_output_tokens)
     i = self.row[name]
-    held = _Held(i, need, prompt_tokens, max_output_tokens)
+    row = self.requests[i].add(first_s, prompt_tokens, max_output_tokens, tail)
+    held = _Held(i, row, need, prompt_tokens, max_output_tokens)
     self._held[request_id] = held
-    self.horizon[i].expect(request_id, first_s)
     self.rows_I[i] += 1
     self.context_tokens_I[i] += prompt_tokens
     self.left_tokens_I[i] += max_output_tokens
@@ -158,6 +164,8 @@ class DecodeLoads:
     self.active_tokens_I[i] += num_tokens
     emitted = min(num_tokens, held.left_tokens)
     held.left_tokens -= emitted
+    self.requests[i].context_R[held.row] = held.context_tokens
+    self.requests[i].left_R[held.row] = held.left_tokens
     self.left_tokens_I[i] -= emitted
     self._derive(i)
 
@@ -165,7 +173,7 @@ class DecodeLoads:
     """Its first token came then. Ignores one that is not there."""
     held = self._held.get(request_id)
     if held is not None:
-      self.horizon[held.i].expect(request_id, first_s)
+      self.requests[held.i].first_s_R[held.row] = first_s
 
   def remove(self, request_id: str) -> None:
     """Ignores one that is not there."""
@@ -173,7 +181,7 @@ class DecodeLoads:
     if held is None:
       return
     i = held.i
-    self.horizon[i].remove(request_id)
+    self.requests[i].remove(held.row)
     self.rows_I[i] -= 1
     self.context_tokens_I[i] -= held.context_tokens
     self.left_tokens_I[i] -= held.left_tokens
@@ -229,10 +237,11 @@ class DecodeLoads:
     rows, tokens = self.rows_I.item(i), self.context_tokens_I.item(i)
     row_s, token_s = self.row_s_I.item(i), self.token_s_I.item(i)
     some_rows = rows or 1
-    self.step_s_I[i] = self.base_s_I.item(i) + row_s * rows + token_s * tokens
     self.mean_row_s_I[i] = row_s + token_s * tokens / some_rows
     self.mean_left_I[i] = max(self.left_tokens_I.item(i) / some_rows, 1.0)
     active_rows = self.active_rows_I.item(i)
+    step_s = self.base_s_I.item(i) + row_s * active_rows
+    self.step_s_I[i] = step_s + token_s * self.active_tokens_I.item(i)
     self.active_I[i], self.coming_I[i] = active_rows, rows - active_rows
     reserved_tokens = self.reserved_tokens_I.item(i)
     self.free_tokens_I[i] = self.capacity_tokens_I.item(i) - reserved_tokens

@@ -147,7 +147,7 @@ def _decode(
     loads,
     request.num_prompt_tokens,
     request.max_output_tokens,
-    view.lengths.mean,
+    view.lengths,
     decision.ttft_s,
     view.step_error.factor_I,
   )

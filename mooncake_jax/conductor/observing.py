@@ -24,6 +24,7 @@ from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
 from mooncake_jax.events import TokensEmitted
+from mooncake_jax.metrics.latency import tail_s
 
 
 def observe(view: View, event: Event) -> None:
@@ -61,8 +62,11 @@ def _observe_request(view: View, placed: Placed, event: RequestEvent) -> None:
       _prefilled(view, placed, event.time_s)
     case Finished() | Failed() | Cancelled() | RejectedLate():
       if isinstance(event, Finished):
-        view.lengths.add(max(event.num_output_tokens, 1))
+        view.lengths.add(
+          event.num_output_tokens, placed.request.max_output_tokens
+        )
         _learn_duration(view, placed, event.time_s)
+        _learn_tbt(view, placed)
       view.release(placed, event.time_s)
 
 
@@ -104,6 +108,8 @@ def _learn_step(view: View, placed: Placed, event: TokensEmitted) -> None:
   if placed.first_token_s is None:
     placed.first_token_s = segment.first_s
   placed.last_token_s = segment.last_s
+  if not placed.preempted:
+    placed.segments.append(segment)
   observed_s = segment.mean_interval_s
   if segment.count == 1 and before_s is not None:
     observed_s = segment.first_s - before_s
@@ -111,6 +117,12 @@ def _learn_step(view: View, placed: Placed, event: TokensEmitted) -> None:
   rows, tokens = int(loads.active_rows_I[i]), int(loads.active_tokens_I[i])
   if observed_s > 0 and 0 < rows <= loads.max_batch_I[i]:
     view.step_error.observe(i, loads.step[i].exact(rows, tokens), observed_s)
+
+
+def _learn_tbt(view: View, placed: Placed) -> None:
+  observed_s = tail_s(placed.segments)
+  if observed_s is not None and not placed.preempted:
+    view.tbt_odds.observe(placed.placement.tbt_s, observed_s)
 
 
 def _learn_duration(view: View, placed: Placed, time_s: float) -> None:

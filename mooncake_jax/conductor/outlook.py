@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What admission goes by, out of the view; see `admission.Outlook`."""
 
+from dataclasses import replace
+import math
+
 import numpy as np
 
 from mooncake_jax.conductor.admission import Outlook
+from mooncake_jax.conductor.decode_choice import meet
+from mooncake_jax.conductor.decode_choice import tail
 from mooncake_jax.conductor.decode_load import DecodeLoads
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.view import View
@@ -15,6 +20,7 @@ from mooncake_jax.slo import SLO
 def of(
   view: View,
   rules: ConductorSpec,
+  slo: SLO,
   request: Request,
   planned: Placement,
   now_s: float,
@@ -26,14 +32,17 @@ def of(
     now = _step_now_s(view.decode, i, request.num_prompt_tokens)
   if rules.admission == 'early_rejection_predicted':
     then = _mean_step_then_s(view, rules, now_s + planned.ttft_s)
-  return Outlook(
+  seen = Outlook(
     planned.ttft_s,
     planned.tbt_s,
     now,
     then,
-    request.priority,
-    rules.priority_headroom,
+    priority=request.priority,
+    priority_headroom=rules.priority_headroom,
   )
+  if rules.admission != 'slo_predictive':
+    return seen
+  return _closely(view, slo, request, seen, planned.decode, now_s)
 
 
 def judged_tbt_s(rules: ConductorSpec, seen: Outlook) -> float:
@@ -60,6 +69,49 @@ def retry_after_s(
     limit_s = seen.share * slo.ttft_s
     return None if alone_s > limit_s else planned.ttft_s - limit_s
   return view.lengths.mean * planned.tbt_s
+
+
+def _closely(
+  view: View,
+  slo: SLO,
+  request: Request,
+  seen: Outlook,
+  decode: str,
+  now_s: float,
+) -> Outlook:
+  """With the request's TBT and its odds from who will decode beside it.
+
+  Predicted steps are off by a share that is learnt, of logistic distribution.
+  What a request adds to a step may be what others were short of.
+  """
+  loads, lengths = view.decode, view.lengths
+  i, prompt_tokens = loads.row[decode], request.num_prompt_tokens
+  join_s, most = now_s + seen.ttft_s, request.max_output_tokens
+  step_s, others = meet(
+    loads, i, prompt_tokens, now_s, join_s, lengths.until_stop
+  )
+  factor = view.step_error.factor_I.item(i) * view.tbt_odds.factor
+  step_s *= factor
+  scale_s = view.tbt_odds.spread * step_s * math.sqrt(3) / math.pi
+  limit_s_R = slo.tbt_s / loads.requests[i].tail_R
+  added_s = loads.row_s_I.item(i) + loads.token_s_I.item(i) * prompt_tokens
+  before_R = _keeps(limit_s_R, step_s - factor * added_s, scale_s)
+  after_R = _keeps(limit_s_R, step_s, scale_s)
+  in_steps = tail(lengths.expected(most), others.rows)
+  keeps = _keeps(seen.share * slo.tbt_s / in_steps, step_s, scale_s)
+  return replace(
+    seen,
+    tbt_s=step_s * in_steps,
+    keeps=float(keeps) if most > 1 else 1.0,
+    spoils=float(others.share_R @ (before_R - after_R)),
+  )
+
+
+def _keeps(
+  limit_s: np.ndarray | float, step_s: float, scale_s: float
+) -> np.ndarray:
+  """How likely a step of about `step_s` is within the limit."""
+  return 1 / (1 + np.exp(np.minimum((step_s - limit_s) / scale_s, 99.0)))
 
 
 def _step_now_s(loads: DecodeLoads, i: int, prompt_tokens: int) -> float:

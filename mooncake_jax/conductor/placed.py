@@ -2,10 +2,12 @@
 """A placed request as the Conductor remembers it, until it ends or expires."""
 
 from dataclasses import dataclass
+from dataclasses import field
 import heapq
 
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
+from mooncake_jax.request import TokenSegment
 
 
 @dataclass(eq=False)
@@ -18,6 +20,7 @@ class Placed:
     prefilled: its prefill is known to have ended.
     last_token_s: when its last token came; None before the first.
     first_token_s: when its first token came.
+    segments: its tokens, up to the first preemption.
     preempted: it lost its pages at least once; what it does from then on says
       nothing about its placement.
   """
@@ -27,6 +30,7 @@ class Placed:
   placed_s: float
   prefill_factor: float
   prefilled: bool = False
+  segments: list[TokenSegment] = field(default_factory=list)
   preempted: bool = False
   first_token_s: float | None = None
   last_token_s: float | None = None

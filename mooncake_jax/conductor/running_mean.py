@@ -1,12 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mean that forgets slowly, from a prior on.
-
-It guesses how many tokens a request will emit, and for how long it decodes.
-Nobody knows that when it comes; the one thing it says is its limit,
-`max_output_tokens`. The guess is the mean of what ended before, cut at the
-limit. Output lengths are near exponential, so what is left of a request that
-still runs is guessed the same, whatever it has emitted.
-"""
+"""A mean that forgets slowly, from a prior on."""
 
 PRIOR_WEIGHT = 8.0
 DECAY = 0.999

@@ -14,11 +14,14 @@ import numpy as np
 
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.corrections import Correction
+from mooncake_jax.conductor.corrections import Odds
 from mooncake_jax.conductor.corrections import WorkCorrection
+from mooncake_jax.conductor.decode_choice import tail
 from mooncake_jax.conductor.decode_horizon import DecodeHorizon
 from mooncake_jax.conductor.decode_load import DecodeLoads
 from mooncake_jax.conductor.fleet import Fleet
 from mooncake_jax.conductor.matches import positions
+from mooncake_jax.conductor.output_lengths import OutputLengths
 from mooncake_jax.conductor.placed import Placed
 from mooncake_jax.conductor.placed import Reservations
 from mooncake_jax.conductor.prefill_load import PrefillLoads
@@ -50,6 +53,7 @@ class View:
     horizon: when each of them decodes.
     lengths, durations: tokens of an output, seconds that it decodes.
     prefill_error, transfer_error, step_error, queue_error: online corrections.
+    tbt_odds: how far a predicted TBT is off.
   """
 
   def __init__(
@@ -81,9 +85,10 @@ class View:
     self.transfer_error = Correction(spec.correct, up=0.02, down=0.1)
     self.step_error = Correction(spec.correct, up=0.02, down=0.02)
     self.queue_error = WorkCorrection(spec.correct)
+    self.tbt_odds = Odds(spec.correct)
     self.placed = Reservations()
     self.horizon = DecodeHorizon()
-    self.lengths = RunningMean(spec.prior_output_tokens)
+    self.lengths = OutputLengths(spec.prior_output_tokens)
     step_s = costs.decode_step_s(1, 1)
     self.durations = RunningMean(spec.prior_output_tokens * step_s)
     for name in cluster.prefill_names:
@@ -175,6 +180,7 @@ class View:
       request.num_prompt_tokens,
       request.max_output_tokens,
       now_s + at.ttft_s,
+      tail(self.lengths.expected(request.max_output_tokens)),
     )
     self.horizon.expect(name, now_s + at.ttft_s)
     if self.reuse:

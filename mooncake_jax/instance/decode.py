@@ -30,10 +30,11 @@ from mooncake_jax.instance.run import RunKey
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Work
+from mooncake_jax.request import Request
 
-# Whether a batch of (rows, context tokens) of a decode instance would keep the
-# TBT limit.
-Recheck = Callable[[str, int, int], bool]
+# Whether a request would keep the TBT limit at a decode instance, in a batch of
+# (rows, context tokens).
+Recheck = Callable[[Request, str, int, int], bool]
 
 
 class DecodeInstance:
@@ -125,7 +126,7 @@ class DecodeInstance:
       run,
     ]
     tokens = sum(r.context_tokens for r in runs)
-    if not self.recheck(self.name, len(runs), tokens):
+    if not self.recheck(run.request, self.name, len(runs), tokens):
       return False
     self._accepted[run.key] = run
     return True

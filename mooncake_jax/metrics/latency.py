@@ -56,12 +56,17 @@ def intervals(segments: Sequence[TokenSegment]) -> Intervals:
 
 
 def tbt_tail_s(record: RequestRecord) -> float | None:
-  """TBT as in FAST'25 section 5.1: mean of the longest 10 % of intervals.
+  """A request's TBT as in FAST'25 section 5.1."""
+  return tail_s(record.segments)
+
+
+def tail_s(segments: Sequence[TokenSegment]) -> float | None:
+  """Mean of the longest 10 % of intervals.
 
   Of n intervals the longest ceil(n / 10), at least one. None with fewer than
   two tokens.
   """
-  seconds, counts = intervals(record.segments)
+  seconds, counts = intervals(segments)
   total = int(counts.sum())
   if not total:
     return None

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who will decode beside a request, and what admission makes of it."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from lifecycle import COSTS
+from lifecycle import make_conductor
+from lifecycle import make_request
+from lifecycle import SPEC
+from mooncake_jax.conductor.admission import Outlook
+from mooncake_jax.conductor.admission import slo_predictive
+from mooncake_jax.conductor.corrections import Odds
+from mooncake_jax.conductor.decode_choice import tail
+from mooncake_jax.conductor.decode_rows import DecodeRows
+from mooncake_jax.events import TokensEmitted
+from mooncake_jax.metrics.latency import tail_s
+from mooncake_jax.request import Placement
+from mooncake_jax.request import Rejection
+from mooncake_jax.request import TokenSegment
+from mooncake_jax.slo import SLO
+
+NEVER = 1e12
+
+row = st.tuples(
+  st.floats(0, 10),  # first token
+  st.integers(1, 50),  # prompt
+  st.integers(1, 40),  # output
+  st.booleans(),  # it goes away again
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(row, max_size=40), st.floats(0, 10), st.floats(0, 20))
+def test_rows_are_those_of_a_naive_count(rows, now_s, later_s):
+  """Each begins at its first token, or now, and emits one a step."""
+  counted, step_s, time_s = DecodeRows(), 0.25, now_s + later_s
+  kept = [
+    (counted.add(first_s, prompt, output, 1.0), first_s, prompt, output, goes)
+    for first_s, prompt, output, goes in rows
+  ]
+  for r, *_, goes in kept:
+    if goes:
+      counted.remove(r)
+  batch = counted.at(time_s, now_s, step_s, NEVER)
+  num_rows, tokens = 0, 0.0
+  for _, first_s, prompt, output, goes in kept:
+    emitted = (time_s - max(first_s, now_s)) / step_s
+    if not goes and 0 <= emitted < output:
+      num_rows, tokens = num_rows + 1, tokens + prompt + emitted
+  assert batch.rows == pytest.approx(num_rows)
+  assert batch.context_tokens == pytest.approx(tokens)
+
+
+def test_outputs_that_stop_by_themselves_thin_a_batch_out():
+  rows = DecodeRows()
+  for _ in range(4):
+    rows.add(0.0, 10, 1000, 1.0)
+  assert rows.at(5.0, 0.0, 0.1, 50.0).rows == pytest.approx(4 / np.e)
+
+
+@pytest.mark.parametrize('count', [2, 3, 11, 12, 21, 200])
+def test_a_tail_is_the_slo_s_measure_of_equal_steps(count):
+  """A first interval of one and a half steps, then steps."""
+  segments = [TokenSegment(0.0, 0.0, 1), TokenSegment(1.5, 1.0, count - 1)]
+  assert tail(count) == pytest.approx(tail_s(segments))
+  assert tail(count, others=0) == 1.0
+
+
+def test_odds_learn_a_lasting_error_and_how_far_it_wavers():
+  odds, rng = Odds(True), np.random.default_rng(0)
+  for _ in range(3000):
+    said_s = 0.02 * odds.factor
+    odds.observe(said_s, 0.025 * np.exp(0.2 * rng.normal()))
+  assert odds.factor == pytest.approx(1.25, rel=0.1)
+  assert odds.spread == pytest.approx(0.2, rel=0.1)
+  assert Odds(False).factor == 1.0
+
+
+def test_what_costs_others_more_than_it_keeps_is_refused():
+  slo = SLO(1.0, 0.1)
+  for keeps, spoils, reason in (
+    (0.9, 0.8, ''),
+    (0.9, 1.1, 'tbt'),
+    (0.4, 0.1, ''),
+    (0.05, 0.0, 'tbt'),
+  ):
+    seen = Outlook(0.5, 0.1, 0.1, 0.1, keeps=keeps, spoils=spoils)
+    assert slo_predictive(seen, slo) == reason
+
+
+def test_a_long_context_is_refused_where_a_short_one_is_taken():
+  """It might keep its own limit, but six others would miss theirs."""
+  spec = replace(SPEC, decode_instances=1, decode_pool_tokens=8192)
+  slo = SLO(30.0, 1.6 * COSTS.decode_step_s(7, 600))
+  decided = {}
+  for length in (20, 2500):
+    conductor = make_conductor(
+      replace(spec, max_batch=16), slo, admission='slo_predictive'
+    )
+    for i in range(6):
+      request = make_request(f'f{i}', np.full(90, 2 + i), 200)
+      placed = conductor.place(request, 0.0)
+      assert isinstance(placed, Placement)
+      first = TokenSegment(0.0, 0.0, 1)
+      conductor.observe(TokensEmitted(0.0, f'f{i}', 0, placed.decode, first))
+    asked = make_request('r', np.full(length, 9), 200)
+    decided[length] = conductor.place(asked, 0.01)
+  assert isinstance(decided[20], Placement)
+  assert isinstance(decided[2500], Rejection)
+  assert decided[2500].reason == 'tbt'
