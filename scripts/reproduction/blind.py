@@ -45,7 +45,9 @@ def bandwidth(runs: Runs) -> Section:
       table(columns, rows),
     ],
     plots={
-      'bandwidth': line_panels({'synthetic': lines}, 'Gbps', 'mean TTFT, s')
+      'bandwidth': line_panels(
+        {'synthetic': lines}, 'Gbps', 'mean TTFT, s', log_y=True
+      )
     },
   )
 
