@@ -11,9 +11,23 @@ from jax import numpy as jnp
 import numpy as np
 import pytest
 
+from model_pieces import LLAMA
+from model_pieces import make_mesh
+from model_pieces import make_params
+from mooncake_jax.model import fuse
 from mooncake_jax.model import kernels
+from mooncake_jax.model import pages
+from mooncake_jax.model import quantize
+from mooncake_jax.model import sharding
 from mooncake_jax.model.attention import attend
+from mooncake_jax.model.decode import decode_logits
+from mooncake_jax.model.decode import DecodeState
+from mooncake_jax.model.kernels import cpu
 from mooncake_jax.model.kernels.native import build
+from mooncake_jax.model.params import materialize_unembed
+from mooncake_jax.model.products import product
+from mooncake_jax.model.sampling import SamplingRows
+from mooncake_jax.request import Sampling
 
 needs_compiler = pytest.mark.skipif(
   not build.is_there(), reason='no C++ compiler'
@@ -124,6 +138,79 @@ def test_long_rows_are_cut_for_threads():
   args = (q, kv, 0, table_BP, stop_B - 1, stop_B)
   found = jax.jit(functools.partial(attend, kernel='cpu'))(*args)
   np.testing.assert_allclose(found, attend(*args), atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize('dtype', cpu.WEIGHT_DTYPES)
+@pytest.mark.parametrize(
+  ('rows', 'inputs', 'outputs'),
+  # Outputs of whole tiles and cut anywhere; inputs that are no multiple.
+  [(1, 576, 960), (8, 64, 1600), (3, 7, 5), (5, 130, 821), (2, 1, 16)],
+)
+def test_products_equal_the_portable_path(dtype, rows, inputs, outputs):
+  rng = np.random.default_rng(0)
+  x_BI = jnp.asarray(rng.normal(size=(rows, inputs)), jnp.float32)
+  scale = 30 if dtype == 'int8' else 1
+  weight_IO = jnp.asarray(scale * rng.normal(size=(inputs, outputs))).astype(
+    dtype
+  )
+  expected_BO = np.asarray(x_BI, float) @ np.asarray(weight_IO, float)
+  found_BO = product(x_BI, weight_IO, kernel='cpu')
+  np.testing.assert_allclose(found_BO, expected_BO, atol=1e-6 * scale * inputs)
+
+
+@needs_compiler
+def test_products_take_several_axes_scales_and_meshes():
+  x_BKH, weight_KHDF = (
+    jax.random.normal(jax.random.key(i), shape)
+    for i, shape in enumerate([(2, 3, 8), (3, 8, 5, 40)])
+  )
+  scale_DF = jnp.arange(1.0, 201.0).reshape(1, 1, 5, 40)
+  small = quantize.Quantized((20 * weight_KHDF).astype(jnp.int8), scale_DF)
+  mesh = make_mesh(LLAMA, 1)
+  for weight in (weight_KHDF, small):
+    expected, found = (
+      product(x_BKH, weight, 2, kernel) for kernel in ('jnp', 'cpu')
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    on_mesh = sharding.place((x_BKH, weight), mesh)
+    again = jax.jit(functools.partial(product, summed=2, kernel='cpu'))(
+      *on_mesh
+    )
+    np.testing.assert_array_equal(again, found)
+
+
+@needs_compiler
+def test_many_rows_and_other_dtypes_are_the_portable_path():
+  weight_IO = jax.random.normal(jax.random.key(0), (16, 24))
+  few = jax.random.normal(jax.random.key(1), (2, 16))
+  many = jnp.repeat(few, cpu.MOST_ROWS, axis=0)
+  for x, weight in ((many, weight_IO), (few, weight_IO.astype(jnp.float16))):
+    found = product(x, weight, kernel='cpu')
+    np.testing.assert_array_equal(found, product(x, weight))
+
+
+@needs_compiler
+def test_a_decode_step_gives_the_same_logits():
+  # int8 weights in some products, floats in others.
+  params = quantize.quantize_weights(dict(make_params(LLAMA)))
+  params = materialize_unembed(fuse.fuse(params))
+  kv = jax.random.normal(jax.random.key(0), pages.pool_shape(LLAMA, 9, 4))
+  state = DecodeState(
+    np.array([3, 4], np.int32),
+    np.array([11, 2], np.int32),
+    np.array([True, True]),
+    1 + np.arange(8, dtype=np.int32).reshape(2, 4),
+    SamplingRows.of([Sampling()] * 2),
+  )
+  (expected_BV, _), (found_BV, _) = (
+    jax.jit(functools.partial(decode_logits, config=LLAMA, kernel=kernel))(
+      params, kv=kv, state=state
+    )
+    for kernel in ('jnp', 'cpu')
+  )
+  scale = float(jnp.abs(expected_BV).max())
+  np.testing.assert_allclose(found_BV, expected_BV, atol=1e-4 * scale)
 
 
 def test_without_a_compiler_there_is_the_portable_path(

@@ -62,7 +62,7 @@ def decode_logits(
     stop_B,
     kernel=kernel,
   )
-  return forward.unembed(params, config, x_B1D[:, 0]), kv
+  return forward.unembed(params, config, x_B1D[:, 0], kernel), kv
 
 
 @functools.partial(

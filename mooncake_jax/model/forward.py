@@ -18,6 +18,7 @@ from mooncake_jax.model import sharding
 from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Layers
 from mooncake_jax.model.params import Params
+from mooncake_jax.model.products import product
 from mooncake_jax.model_config import ModelConfig
 
 
@@ -45,7 +46,7 @@ def stage_fn(
     page_table_BP: pages in token order; entries past stop are not read.
     first_layer: where the layers' KVCache lies in the stage's.
     num_layers: run so many of a stack's layers only; None is all.
-    kernel: of attention.
+    kernel: of attention; with 'cpu' of products of few rows, too.
 
   Returns:
     x [B, T, D] after the layers, and the KVCache.
@@ -57,9 +58,8 @@ def stage_fn(
   angles = rope.angles(config, position_BT)
 
   def run(i, layer, x_BTD, kv):
-    layer = quantize.dense(layer)
     h_BTD = parts.rms_norm(x_BTD, layer['attn_norm'], config.norm_eps)
-    q_BTKGH, k_BTKH, v_BTKH = parts.qkv(layer, config, h_BTD, angles)
+    q_BTKGH, k_BTKH, v_BTKH = parts.qkv(layer, config, h_BTD, angles, kernel)
     kv_BT2KH = jnp.stack([k_BTKH, v_BTKH], axis=2)
     kv = _write(kv, i, where, quantize.shrink(layer, kv_BT2KH, kv.dtype))
     q_BTKGH = quantize.widen_query(layer, q_BTKGH)
@@ -68,9 +68,9 @@ def stage_fn(
       q_BTKGH, kv, i, *rows, config.sliding_window, kernel
     )
     o_BTKGH = quantize.widen_output(layer, o_BTKGH)
-    x_BTD += parts.attention_output(layer, o_BTKGH)
+    x_BTD += parts.attention_output(layer, o_BTKGH, kernel)
     h_BTD = parts.rms_norm(x_BTD, layer['mlp_norm'], config.norm_eps)
-    return x_BTD + parts.mlp(layer, h_BTD), kv
+    return x_BTD + parts.mlp(layer, h_BTD, kernel), kv
 
   at = first_layer
   for part in (layers,) if isinstance(layers, dict) else layers:
@@ -122,15 +122,21 @@ def embed(params: Params, tokens_BT: jax.Array) -> jax.Array:
   return table_VD.at[tokens_BT].get(out_sharding=sharding.replicated(table_VD))
 
 
-def unembed(params: Params, config: ModelConfig, x_BD: jax.Array) -> jax.Array:
+def unembed(
+  params: Params,
+  config: ModelConfig,
+  x_BD: jax.Array,
+  kernel: AttentionKernel = 'jnp',
+) -> jax.Array:
   """Returns float32 logits [B, V], whole on every device."""
   h_BD = parts.rms_norm(x_BD, params['final_norm'], config.norm_eps)
   if 'unembed' in params:
-    table, subscripts = params['unembed'], 'BD,DV->BV'
+    table = params['unembed']
+    logits_BV = product(h_BD, table, kernel=kernel, dtype=jnp.float32)
   else:
-    table, subscripts = params['embed'], 'BD,VD->BV'
-  logits_BV = jnp.einsum(
-    subscripts, h_BD, table, preferred_element_type=jnp.float32
-  )
+    table = params['embed']
+    logits_BV = jnp.einsum(
+      'BD,VD->BV', h_BD, table, preferred_element_type=jnp.float32
+    )
   whole = sharding.replicated(table)
   return logits_BV if whole is None else jax.sharding.reshard(logits_BV, whole)

@@ -68,16 +68,11 @@ def _quantize_layer(layer: dict[str, Any]) -> dict[str, Any]:
   return found
 
 
-def dense(layer: dict[str, Any]) -> dict[str, jax.Array]:
-  """Returns the layer with plain weights; fused into their use."""
-
-  def plain(leaf):
-    if not isinstance(leaf, Quantized):
-      return leaf
-    return leaf.values.astype(leaf.scale.dtype) * leaf.scale
-
-  is_leaf = lambda leaf: isinstance(leaf, Quantized)  # noqa: E731
-  return jax.tree.map(plain, layer, is_leaf=is_leaf)
+def dense_weight(weight: Any) -> jax.Array:
+  """Returns a plain weight, of one that may be `Quantized`."""
+  if not isinstance(weight, Quantized):
+    return weight
+  return weight.values.astype(weight.scale.dtype) * weight.scale
 
 
 def kv_scales(

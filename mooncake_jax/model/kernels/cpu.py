@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one query a row on a CPU, in C++ (native/attention.cc).
+"""What decode steps on a CPU do in C++ (native/*.cc), by way of XLA's FFI.
 
-Pages are read where they lie. XLA's products take whole arrays only, so that
-the portable path copies a step's pages next to each other first.
+Attention reads pages where they lie. XLA's products take whole arrays only, so
+that the portable path copies a step's pages next to each other first.
 
 B batch row, K KV head, G query heads a KV head, H head dim, L layer, P page,
 C token in a page.
@@ -15,6 +15,8 @@ import numpy as np
 from mooncake_jax.model.kernels.native.build import is_there
 
 DTYPES = ('float32', 'bfloat16', 'int8', 'float8_e4m3fn')  # of KVCache
+WEIGHT_DTYPES = ('float32', 'bfloat16', 'int8')
+MOST_ROWS = 8  # of a product; with more, XLA's is as fast (LOG.md)
 
 
 def attend(
@@ -33,8 +35,7 @@ def attend(
   Raises:
     RuntimeError: it can't be compiled here.
   """
-  if not is_there():
-    raise RuntimeError('no C++ kernels for CPUs; see the log')
+  _check()
   out = jax.ShapeDtypeStruct(q_BKGH.shape, jnp.float32)
   o_BKGH = jax.ffi.ffi_call('mooncake_attend', out)(
     q_BKGH.astype(jnp.float32),
@@ -46,3 +47,19 @@ def attend(
     window=np.int64(window or 0),
   )
   return o_BKGH.astype(q_BKGH.dtype)
+
+
+def product(x_BI: jax.Array, weight: jax.Array, num_outputs: int) -> jax.Array:
+  """Returns float32 [B, O], of x float32 and a weight of I * O elements.
+
+  Raises:
+    RuntimeError: it can't be compiled here.
+  """
+  _check()
+  out = jax.ShapeDtypeStruct((len(x_BI), num_outputs), jnp.float32)
+  return jax.ffi.ffi_call('mooncake_product', out)(x_BI, weight)
+
+
+def _check() -> None:
+  if not is_there():
+    raise RuntimeError('no C++ kernels for CPUs; see the log')

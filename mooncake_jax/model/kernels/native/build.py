@@ -26,7 +26,10 @@ FLAGS = ('-std=c++17', '-O3', '-march=native', '-fPIC', '-shared')
 COMPILE_S = 300.0
 FOLDER = Path(__file__).parent
 # Kernels by the names that XLA knows them under.
-TARGETS = {'mooncake_attend': 'MooncakeAttend'}
+TARGETS = {
+  'mooncake_attend': 'MooncakeAttend',
+  'mooncake_product': 'MooncakeProduct',
+}
 
 
 @functools.cache
