@@ -145,7 +145,7 @@ def test_long_rows_are_cut_for_threads():
 @pytest.mark.parametrize(
   ('rows', 'inputs', 'outputs'),
   # Outputs of whole tiles and cut anywhere; inputs that are no multiple.
-  [(1, 576, 960), (8, 64, 1600), (3, 7, 5), (5, 130, 821), (2, 1, 16)],
+  [(1, 576, 960), (29, 64, 1600), (3, 7, 5), (13, 130, 821), (2, 1, 16)],
 )
 def test_products_equal_the_portable_path(dtype, rows, inputs, outputs):
   rng = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from mooncake_jax.model.kernels.native.build import is_there
 
 DTYPES = ('float32', 'bfloat16', 'int8', 'float8_e4m3fn')  # of KVCache
 WEIGHT_DTYPES = ('float32', 'bfloat16', 'int8')
-MOST_ROWS = 8  # of a product; with more, XLA's is as fast (LOG.md)
+MOST_ROWS = 32  # of a product; with more, XLA's is as fast (LOG.md)
 
 
 def attend(

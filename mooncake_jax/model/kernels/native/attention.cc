@@ -2,12 +2,12 @@
 // Attention of one query a row over paged KVCache, pages read in place.
 //
 // Keys and values are read once; a tile of them stays in the first cache while
-// all query heads of its KV head use it. The softmax runs along (FlashAttention):
-// sums of a row's pages may be taken in pieces on several threads and put
-// together (FlashDecoding).
+// all query heads of its KV head use it. The softmax runs along as in
+// FlashAttention: sums of a row's pages may be taken in pieces on several
+// threads and put together (FlashDecoding).
 //
-// B row, K KV head, G query heads a KV head, N = K * G, H head dim, P pages of a
-// row's table, C token in a page, S token in a tile.
+// B row, K KV head, G query heads a KV head, N = K * G, H head dim, P pages of
+// a row's table, C token in a page, S token in a tile.
 
 #include <algorithm>
 #include <cmath>
@@ -75,7 +75,8 @@ Lanes scores(const float* q_H, const T* k_SH, const T* ahead_SH,
 // ones may be cut.
 template <int NG, int NH, bool kCut, typename T>
 void weigh(const float* p_GS, const T* v_SH, const T* ahead_SH,
-           int64_t stride, int num, const float* keep_G, float* out_GH, const Sizes& sizes) {
+           int64_t stride, int num, const float* keep_G, float* out_GH,
+           const Sizes& sizes) {
   const int64_t width = sizes.padded_h();
   Lanes out[NG][NH];
 #pragma GCC unroll 4
@@ -110,9 +111,11 @@ void weigh(const float* p_GS, const T* v_SH, const T* ahead_SH,
 
 template <int NG, typename T>
 void weigh_all(const float* p_GS, const T* v_SH, const T* ahead_SH,
-               int64_t stride, int num, const float* keep_G, float* out_GH, const Sizes& sizes) {
+               int64_t stride, int num, const float* keep_G, float* out_GH,
+           const Sizes& sizes) {
   const auto go = [&](auto weigh_them, int64_t h) {
-    weigh_them(p_GS, v_SH + h, ahead_SH + h, stride, num, keep_G, out_GH + h, sizes);
+    weigh_them(p_GS, v_SH + h, ahead_SH + h, stride, num, keep_G, out_GH + h,
+               sizes);
   };
   int64_t h = 0, H = sizes.H;
   for (; h + 4 * kLanes <= H; h += 4 * kLanes) go(weigh<NG, 4, false, T>, h);
@@ -276,7 +279,8 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q_BKGH,
                   ffi::ResultBuffer<ffi::F32> out_BKGH) {
   const auto q = q_BKGH.dimensions(), kv = kv_LP2CKH.dimensions();
   const Sizes sizes = {q[0], q[1], q[2], q[3], table_BP.dimensions()[1], kv[3]};
-  const int64_t at = layer.typed_data()[0] * (kv_LP2CKH.element_count() / kv[0]);
+  const int64_t at =
+      layer.typed_data()[0] * (kv_LP2CKH.element_count() / kv[0]);
   const auto run = [&](auto* pages) {
     attend(pool, q_BKGH.typed_data(), pages + at, table_BP.typed_data(),
            start_B.typed_data(), stop_B.typed_data(), window,

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of a few rows with a large matrix, at the speed of reading it.
 //
-// The matrix is read once, some of its rows over some of its columns at a time,
-// while the same of its next rows is asked for. Sums stay in the first cache.
+// The matrix is read once: a few of its rows over some of its columns for the
+// first rows of x, while as many next ones are asked for; the other rows of x
+// find them in the cache. Sums stay there too.
 //
 // B row, I input, O output.
 
 #include <algorithm>
+#include <array>
+#include <utility>
 #include <vector>
 
 #include "lanes.h"
@@ -16,27 +19,22 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr int64_t kInputs = 4;     // of the matrix at a time
+constexpr int kGroup = 8;          // rows of x at a time
+constexpr int64_t kInputs = 4;     // of the matrix as it comes from memory
+constexpr int64_t kBlock = 32;     // of it that the other groups find
 constexpr int64_t kOutputs = 768;  // as wide as was fastest (LOG.md)
 constexpr int64_t kPieceBytes = 1 << 17;  // less is not worth a thread
-constexpr int kMostRows = 8;
 
-// A matrix [I, O], and how many of its outputs from here on are meant.
-template <typename T>
-struct Matrix {
-  const T* at;
-  int64_t num_inputs, stride, num_outputs;
-};
-
-// Adds inputs [0, count) to the sums of NB rows and NO lanes of outputs.
+// Adds `count` inputs to the sums of NB rows and NO lanes of outputs.
 template <int NB, int NO, bool kCut, typename T>
-inline void add(const float* x_IB, const T* w_IO, int64_t stride, int count,
-                int cut, float* sum) {
+[[gnu::always_inline]] inline void add(const float* x_IB, const T* w_IO,
+                                       int64_t stride, int count, int cut,
+                                       int64_t ahead, float* sums) {
   Lanes y[NB][NO];
 #pragma GCC unroll 8
   for (int b = 0; b < NB; b++) {
 #pragma GCC unroll 8
-    for (int o = 0; o < NO; o++) y[b][o] = load(sum + (b * NO + o) * kLanes);
+    for (int o = 0; o < NO; o++) y[b][o] = load(sums + (b * NO + o) * kLanes);
   }
   for (int i = 0; i < count; i++, w_IO += stride, x_IB += NB) {
     Lanes w[NO];
@@ -44,7 +42,7 @@ inline void add(const float* x_IB, const T* w_IO, int64_t stride, int count,
     for (int o = 0; o < NO; o++) {
       const T* at = w_IO + o * kLanes;
       w[o] = kCut ? load_some(at, cut) : load(at);
-      __builtin_prefetch(at + kInputs * stride, 0, 3);
+      __builtin_prefetch(at + ahead, 0, 3);
     }
 #pragma GCC unroll 8
     for (int b = 0; b < NB; b++) {
@@ -56,67 +54,107 @@ inline void add(const float* x_IB, const T* w_IO, int64_t stride, int count,
 #pragma GCC unroll 8
   for (int b = 0; b < NB; b++) {
 #pragma GCC unroll 8
-    for (int o = 0; o < NO; o++) store(sum + (b * NO + o) * kLanes, y[b][o]);
+    for (int o = 0; o < NO; o++) store(sums + (b * NO + o) * kLanes, y[b][o]);
   }
 }
 
-// The outputs of one piece, at most kOutputs; y's rows are `y_stride` long.
-template <int NB, typename T>
-void multiply(const float* x_IB, const Matrix<T>& w, float* y, int64_t y_stride) {
-  constexpr int NO = NB > 4 ? 3 : 6;  // as many sums as there are registers
-  constexpr int64_t kWide = NO * kLanes;
-  alignas(64) float sums[NB * kOutputs] = {};
-  const int64_t O = w.num_outputs;
-  for (int64_t i = 0; i < w.num_inputs; i += kInputs) {
-    const int count = std::min(kInputs, w.num_inputs - i);
+// Lanes of outputs at a time: as many sums as there are registers.
+constexpr int wide(int num_rows) { return num_rows > 4 ? 3 : 6; }
+
+// The same over all outputs of a piece, whose sums lie tile after tile. The
+// first rows of x have the matrix come, a few inputs at a time.
+template <int NB, bool kFirst, typename T>
+void add_all(const float* x_IB, const T* w_IO, int64_t stride, int64_t num,
+             int64_t O, float* sums) {
+  constexpr int64_t kWide = wide(NB) * kLanes;
+  const int64_t step = kFirst ? kInputs : num;
+  const int64_t ahead = kFirst ? kInputs * stride : 0;
+  for (int64_t i = 0; i < num; i += step) {
+    const int count = kFirst ? std::min<int>(kInputs, num - i) : num;
     const float* x = x_IB + i * NB;
-    const T* row = w.at + i * w.stride;
+    const T* w = w_IO + i * stride;
     int64_t o = 0;
     for (; o + kWide <= O; o += kWide) {
-      add<NB, NO, false>(x, row + o, w.stride, count, 0, sums + o * NB);
+      add<NB, wide(NB), false>(x, w + o, stride, count, 0, ahead,
+                               sums + o * NB);
     }
     for (; o + kLanes <= O; o += kLanes) {
-      add<NB, 1, false>(x, row + o, w.stride, count, 0, sums + o * NB);
+      add<NB, 1, false>(x, w + o, stride, count, 0, ahead, sums + o * NB);
     }
-    if (o < O) add<NB, 1, true>(x, row + o, w.stride, count, O - o, sums + o * NB);
-  }
-  for (int64_t o = 0, width; o < O; o += width) {
-    width = o + kWide <= O ? kWide : std::min<int64_t>(kLanes, O - o);
-    const int64_t each = width == kWide ? kWide : kLanes;
-    for (int b = 0; b < NB; b++) {
-      std::copy_n(sums + o * NB + b * each, width, y + b * y_stride + o);
+    if (o < O) {
+      add<NB, 1, true>(x, w + o, stride, count, O - o, ahead, sums + o * NB);
     }
   }
 }
 
-template <int NB, typename T>
-void multiply_all(ffi::ThreadPool& pool, const float* x_BI, const T* w_IO,
-                  int64_t I, int64_t O, float* y_BO) {
-  std::vector<float> x_IB(I * NB);
-  for (int64_t i = 0; i < I; i++) {
-    for (int b = 0; b < NB; b++) x_IB[i * NB + b] = x_BI[b * I + i];
+template <bool kFirst, typename T, int... NB>
+constexpr auto by_rows(std::integer_sequence<int, NB...>) {
+  return std::array{add_all<NB + 1, kFirst, T>...};
+}
+
+// Some rows of x.
+struct Group {
+  int num_rows;
+  const float* x_IB;
+};
+
+// y[b, 0:O] of all rows; y's rows are `y_stride` long.
+template <typename T>
+void multiply(const std::vector<Group>& groups, const T* w_IO, int64_t stride,
+              int64_t I, int64_t O, float* y, int64_t y_stride) {
+  constexpr auto sizes = std::make_integer_sequence<int, kGroup>();
+  constexpr auto first = by_rows<true, T>(sizes);
+  constexpr auto others = by_rows<false, T>(sizes);
+  const int64_t each = kGroup * ((O + kLanes - 1) / kLanes) * kLanes;
+  std::vector<Lanes> memory(groups.size() * each / kLanes);  // aligned
+  float* sums = reinterpret_cast<float*>(memory.data());
+  const int64_t block = kBlock;
+  for (int64_t i = 0; i < I; i += block) {
+    for (size_t g = 0; g < groups.size(); g++) {
+      const auto [num, x_IB] = groups[g];
+      const auto add_to = g ? others[num - 1] : first[num - 1];
+      add_to(x_IB + i * num, w_IO + i * stride, stride, std::min(block, I - i),
+             O, sums + g * each);
+    }
   }
-  const int64_t num_bytes = I * O * sizeof(T);
-  const int64_t most = std::max<int64_t>(1, num_bytes / kPieceBytes);
-  const int64_t num_threads = std::min(pool.num_threads(), most);
+  for (size_t g = 0; g < groups.size(); g++) {
+    const int num = groups[g].num_rows;
+    const int64_t tile = wide(num) * kLanes;
+    for (int64_t o = 0, width; o < O; o += width) {
+      const int64_t lanes = o + tile <= O ? tile : kLanes;
+      width = std::min(lanes, O - o);
+      const float* own = sums + g * each + o * num;
+      for (int b = 0; b < num; b++) {
+        std::copy_n(own + b * lanes, width,
+                    y + (g * kGroup + b) * y_stride + o);
+      }
+    }
+  }
+}
+
+template <typename T>
+void multiply_all(ffi::ThreadPool& pool, int64_t B, const float* x_BI,
+                  const T* w_IO, int64_t I, int64_t O, float* y_BO) {
+  std::vector<float> x(B * I);
+  std::vector<Group> groups;
+  for (int64_t b = 0; b < B; b += kGroup) {
+    const int num = std::min<int64_t>(kGroup, B - b);
+    groups.push_back({num, x.data() + b * I});
+    for (int64_t i = 0; i < I; i++) {
+      for (int j = 0; j < num; j++) {
+        x[b * I + i * num + j] = x_BI[(b + j) * I + i];
+      }
+    }
+  }
+  const int64_t worth = I * O * int64_t{sizeof(T)} / kPieceBytes + 1;
+  const int64_t num_threads = std::min(pool.num_threads(), worth);
   constexpr int64_t kUnit = 6 * kLanes;
-  const int64_t each = (O / std::max<int64_t>(1, num_threads) / kUnit + 1) * kUnit;
-  const int64_t width = std::min({kOutputs, each});
+  const int64_t own = O / std::max<int64_t>(1, num_threads);
+  const int64_t width = std::min(kOutputs, (own / kUnit + 1) * kUnit);
   share(pool, num_threads, (O + width - 1) / width, [&](int64_t piece) {
     const int64_t o = piece * width;
-    const Matrix<T> part = {w_IO + o, I, O, std::min(width, O - o)};
-    multiply<NB>(x_IB.data(), part, y_BO + o, O);
+    multiply(groups, w_IO + o, O, I, std::min(width, O - o), y_BO + o, O);
   });
-}
-
-template <typename T, int NB = kMostRows>
-void by_rows(ffi::ThreadPool& pool, int64_t B, const float* x_BI, const T* w_IO,
-             int64_t I, int64_t O, float* y_BO) {
-  if (B == NB) {
-    multiply_all<NB>(pool, x_BI, w_IO, I, O, y_BO);
-  } else if constexpr (NB > 1) {
-    by_rows<T, NB - 1>(pool, B, x_BI, w_IO, I, O, y_BO);
-  }
 }
 
 ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x_BI,
@@ -124,10 +162,7 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x_BI,
   const int64_t B = x_BI.dimensions()[0], I = x_BI.dimensions()[1];
   const int64_t O = y_BO->dimensions()[1];
   const auto run = [&](auto* w_IO) {
-    for (int64_t b = 0; b < B; b += kMostRows) {
-      by_rows(pool, std::min<int64_t>(B - b, kMostRows),
-              x_BI.typed_data() + b * I, w_IO, I, O, y_BO->typed_data() + b * O);
-    }
+    multiply_all(pool, B, x_BI.typed_data(), w_IO, I, O, y_BO->typed_data());
     return ffi::Error::Success();
   };
   switch (w.element_type()) {
