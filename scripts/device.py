@@ -149,9 +149,6 @@ def _instance(
     host_bytes=spec.host_bytes if prefills else 0,
     ssd_url=_ssd_url(spec, name) if prefills else None,
     ssd_bytes=spec.ssd_bytes if prefills else 0,
-    # On a CPU a decode step reads weights a third slower out of a scan; a
-    # chunk as fast, and compiles in a fifth of the time.
-    unroll=jax.default_backend() == 'cpu' and not prefills,
   )
 
 

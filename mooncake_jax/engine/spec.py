@@ -49,8 +49,9 @@ class InstanceSpec:
     executor: 'mpmd' runs programs on each stage, 'spmd' one over all.
     layers_per_group: a chunk is computed so many layers at a time, so that
       their KVCache leaves while the next compute; None is all at once.
-    unroll: one program part a layer (fast on CPU), else a scan over stacked
-      layers (compiles faster).
+    unroll: one program part a layer, else a scan over stacked layers, which
+      compiles faster and takes fewer arrays. None is a scan but for decode
+      steps on a CPU whose weights it would copy.
     attention: the kernel: 'jnp' runs anywhere, 'cpu' is ours in C++ for CPUs,
       'pallas' for GPUs and TPUs, 'cudnn' and 'tpu_ragged' are JAX's. 'auto' is
       'cpu' on a CPU with a C++ compiler, else 'jnp'.
@@ -75,7 +76,7 @@ class InstanceSpec:
   stage_layers: tuple[int, ...] = ()
   executor: Executor = 'mpmd'
   layers_per_group: int | None = None
-  unroll: bool = True
+  unroll: bool | None = None
   attention: AttentionChoice = 'auto'
 
   def __post_init__(self):

@@ -18,7 +18,9 @@ from mooncake_jax.model import sharding
 from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Layers
 from mooncake_jax.model.params import Params
+from mooncake_jax.model.products import can_stay_stacked
 from mooncake_jax.model.products import product
+from mooncake_jax.model.products import Stacked
 from mooncake_jax.model_config import ModelConfig
 
 
@@ -78,12 +80,28 @@ def stage_fn(
       x_BTD, kv_LP2CKH = run(at, part, x_BTD, kv_LP2CKH)
       at += 1
     else:
-      x_BTD, kv_LP2CKH = _scan(run, at, part, num_layers, x_BTD, kv_LP2CKH)
+      carry = (x_BTD, kv_LP2CKH)
+      if num_layers is None and can_stay_stacked(len(x_BTD) * T, kernel):
+        x_BTD, kv_LP2CKH = _in_place(run, at, part, carry)
+      else:
+        x_BTD, kv_LP2CKH = _scan(run, at, part, num_layers, carry)
       at += len(part['attn_norm'])
   return x_BTD, kv_LP2CKH
 
 
-def _scan(run, first_layer, layers, num_layers, x_BTD, kv):
+def _in_place(run, first_layer, layers, carry):
+  """Weights are read from the stack: none is copied out of it."""
+
+  def step(i, carry):
+    layer = {name: Stacked(leaf, i) for name, leaf in layers.items()}
+    for name in set(layer) - set(parts.MATRICES):
+      layer[name] = layer[name].taken()
+    return run(first_layer + i, layer, *carry)
+
+  return jax.lax.fori_loop(0, len(layers['attn_norm']), step, carry)
+
+
+def _scan(run, first_layer, layers, num_layers, carry):
   """Carries the KVCache: as scan inputs and outputs it would be copied."""
 
   def body(carry, layer_and_index):
@@ -96,9 +114,9 @@ def _scan(run, first_layer, layers, num_layers, x_BTD, kv):
     return run(first_layer + i, layer, *carry)
 
   if num_layers is not None:
-    return jax.lax.fori_loop(0, num_layers, step, (x_BTD, kv))
+    return jax.lax.fori_loop(0, num_layers, step, carry)
   indices = first_layer + jnp.arange(len(layers['attn_norm']))
-  carry, _ = jax.lax.scan(body, (x_BTD, kv), (layers, indices))
+  carry, _ = jax.lax.scan(body, carry, (layers, indices))
   return carry
 
 

@@ -16,7 +16,9 @@ from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.products import product
 from mooncake_jax.model_config import ModelConfig
 
-Layer = dict[str, Any]  # arrays, or `quantize.Quantized`
+Layer = dict[str, Any]  # arrays; `products.Weight` of MATRICES
+MATRICES = ('wqkv', 'wq', 'wk', 'wv', 'wo')
+MATRICES += ('w_gate_up', 'w_gate', 'w_up', 'w_down')
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:

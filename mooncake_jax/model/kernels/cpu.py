@@ -49,15 +49,22 @@ def attend(
   return o_BKGH.astype(q_BKGH.dtype)
 
 
-def product(x_BI: jax.Array, weight: jax.Array, num_outputs: int) -> jax.Array:
+def product(
+  x_BI: jax.Array, weights: jax.Array, layer: jax.Array, num_outputs: int
+) -> jax.Array:
   """Returns float32 [B, O], of x float32 and a weight of I * O elements.
+
+  Args:
+    weights: of one layer, or a stack of them.
+    layer: which one of the stack.
 
   Raises:
     RuntimeError: it can't be compiled here.
   """
   _check()
   out = jax.ShapeDtypeStruct((len(x_BI), num_outputs), jnp.float32)
-  return jax.ffi.ffi_call('mooncake_product', out)(x_BI, weight)
+  call = jax.ffi.ffi_call('mooncake_product', out)
+  return call(x_BI, weights, layer.astype(jnp.int32))
 
 
 def _check() -> None:

@@ -158,10 +158,12 @@ void multiply_all(ffi::ThreadPool& pool, int64_t B, const float* x_BI,
 }
 
 ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x_BI,
-                   ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y_BO) {
+                   ffi::AnyBuffer w, ffi::Buffer<ffi::S32> layer,
+                   ffi::ResultBuffer<ffi::F32> y_BO) {
   const int64_t B = x_BI.dimensions()[0], I = x_BI.dimensions()[1];
   const int64_t O = y_BO->dimensions()[1];
-  const auto run = [&](auto* w_IO) {
+  const auto run = [&](auto* w_LIO) {
+    const auto* w_IO = w_LIO + layer.typed_data()[0] * I * O;
     multiply_all(pool, B, x_BI.typed_data(), w_IO, I, O, y_BO->typed_data());
     return ffi::Error::Success();
   };
@@ -180,4 +182,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(MooncakeProduct, Product,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
