@@ -147,12 +147,16 @@ class ModelConfig:
     """
     tokens = stop - start
     matmul = 2 * tokens * self.num_layers * self.num_layer_matmul_params
+    unembedding = 2 * self.vocab_size * self.model_dim
+    return matmul + self.attention_flops(start, stop) + unembedding
+
+  def attention_flops(self, start: int, stop: int) -> int:
+    """Of these, what tokens [start, stop) take to attend."""
     keys = _num_visible(stop, self.sliding_window) - _num_visible(
       start, self.sliding_window
     )
     heads = self.num_heads * self.head_dim
-    attention = 4 * self.num_layers * heads * keys
-    return matmul + attention + 2 * self.vocab_size * self.model_dim
+    return 4 * self.num_layers * heads * keys
 
 
 def _num_visible(tokens: int, window: int | None) -> int:

@@ -12,18 +12,27 @@ is fitted to all points. This machine is measured by scripts/calibrate.py.
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import fields
+from dataclasses import replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 import sys
 
 import numpy as np
 
 from mooncake_jax.costs import fit
+from mooncake_jax.costs.fit_roofline import fit_roofline
+from mooncake_jax.costs.fit_roofline import Sheet
 from mooncake_jax.costs.model import Link
 from mooncake_jax.costs.points import Lane
 from mooncake_jax.costs.points import load_points
 from mooncake_jax.costs.points import Points
+from mooncake_jax.costs.roofline import RooflineCost
+from mooncake_jax.model_config import ModelConfig
+from scripts.config import load
 from scripts.errors import one_line_errors
+from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
 
 HARDWARE = Path('configs/hardware')
@@ -34,9 +43,41 @@ LINKS_OF = {
   'h200_sxm': 'links_pcie5_8x400g.gin',
   'b200_sxm': 'links_pcie5_8x400g.gin',
 }
+# Onload, offload, copy and handoff of these, in bytes per second.
+LINK_RATES = {
+  'links_pcie4_4x200g.gin': (97e9, 97e9, 83e9, 83e9),
+  'links_pcie5_8x400g.gin': (194e9, 194e9, 190e9, 190e9),
+}
 # A link without points takes what another does.
 LIKE: dict[Link, Link] = {'handoff': 'copy', 'offload': 'onload'}
 
+# Data sheets, bf16.
+SHEETS = {
+  'a100_sxm': Sheet(312e12, 2.039e12),
+  'h100_sxm': Sheet(989e12, 3.35e12),
+  'h200_sxm': Sheet(989e12, 4.8e12),
+  'b200_sxm': Sheet(2250e12, 8e12),
+}
+ROOFLINE = """\
+# {tp} {system} as one instance, for any model in bf16: its data
+# sheet with the shares of the peaks that {backend} reaches, fitted
+# {date} to {model}:
+# {source}.
+# Mean error there, of a fit to every other point at those between:
+# prefill {prefill_error:.1%}, decode {decode_error:.1%}. Links as in
+# {links}.
+#
+#   python scripts/fit_costs.py {points} \\
+#     --system {system} --backend {backend} --tp {tp} --write --roofline
+from __gin__ import dynamic_registration
+import mooncake_jax.costs.roofline as roofline
+import mooncake_jax.model_config as model_config
+import scripts.experiment as experiment
+
+experiment.Experiment.costs = @roofline.RooflineCost()
+roofline.RooflineCost.config = @model_config.ModelConfig()
+{bindings}
+"""
 TEMPLATE = """\
 # {model} on {tp} {system} as one instance,
 # as {backend} runs it.
@@ -64,14 +105,23 @@ def main(argv: list[str] | None = None) -> int:
   add('--backend', help='only this one')
   add('--tp', type=int, help='only this tensor parallelism')
   add('--write', action='store_true', help=f'a gin file a lane in {HARDWARE}')
+  add(
+    '--roofline',
+    action='store_true',
+    help='write shares of the peaks, for any model, not polynomials',
+  )
   add('--source', help='of the points, for the heads of what is written')
   args = parser.parse_args(argv)
   with one_line_errors():
     lanes = _chosen(load_points(args.points), args)
     print(table(lanes))
     for lane, points in lanes.items() if args.write else ():
-      path = ROOT / HARDWARE / f'{file_name(lane)}.gin'
-      path.write_text(to_gin(lane, points, _shown(args.points), args.source))
+      if args.roofline and _fp8(lane):
+        continue  # `SHEETS` are for bf16.
+      to_text = roofline_gin if args.roofline else to_gin
+      name = roofline_name(lane) if args.roofline else file_name(lane)
+      path = ROOT / HARDWARE / f'{name}.gin'
+      path.write_text(to_text(lane, points, _shown(args.points), args.source))
       print(path)
   return 0
 
@@ -142,6 +192,73 @@ def to_gin(lane: Lane, points: Points, file: str, source: str | None) -> str:
       for coefficient, value in found.coefficients.items()
     ),
   )
+
+
+def roofline_of(lane: Lane, points: Points) -> RooflineCost:
+  """Fitted to the points; links as fast as those of its nodes."""
+  sheet, config = SHEETS[lane.system], llama_70b()
+  base = RooflineCost(
+    config,
+    sheet.peak_flops_per_s,
+    sheet.hbm_bytes_per_s,
+    *LINK_RATES[LINKS_OF[lane.system]],
+    num_devices=lane.tensor_parallel,
+  )
+  shares = fit_roofline(config, sheet, lane.tensor_parallel, points)
+  return replace(base, **shares)
+
+
+def roofline_held_out(
+  lane: Lane, points: Points
+) -> tuple[np.ndarray, np.ndarray]:
+  """As `held_out`, of the cost model itself."""
+  half = Points(points.prefill[::2], points.decode[::2], {})
+  costs = roofline_of(lane, half)
+  return (
+    np.array(
+      [costs.prefill_s(x, L) / s - 1 for x, L, s in points.prefill[1::2]]
+    ),
+    np.array(
+      [costs.decode_step_s(b, c) / s - 1 for b, c, s in points.decode[1::2]]
+    ),
+  )
+
+
+def roofline_name(lane: Lane) -> str:
+  """'h200_x8'."""
+  return f'{lane.system.removesuffix("_sxm")}_x{lane.tensor_parallel}'
+
+
+def roofline_gin(
+  lane: Lane, points: Points, file: str, source: str | None
+) -> str:
+  prefill, decode = roofline_held_out(lane, points)
+  costs = roofline_of(lane, points)
+  return ROOFLINE.format(
+    model=lane.model,
+    system=lane.system,
+    tp=lane.tensor_parallel,
+    backend=lane.backend,
+    date=date.today().isoformat(),
+    source=source or file,
+    prefill_error=np.abs(prefill).mean(),
+    decode_error=np.abs(decode).mean(),
+    points=file,
+    links=LINKS_OF[lane.system],
+    bindings='\n'.join(
+      f'roofline.RooflineCost.{field.name} = {value:.4g}'
+      for field in fields(RooflineCost)
+      if field.name != 'config'
+      and (value := getattr(costs, field.name)) != field.default
+    ),
+  )
+
+
+@cache
+def llama_70b() -> ModelConfig:
+  """The shape whose times the points are."""
+  run, _ = load('configs/run/sim_conversation.gin', (), Experiment)
+  return run.model.read_config()
 
 
 def _fits(points: Points) -> list[fit.Fit]:

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 from cost_pieces import roofline
+from mooncake_jax.costs.fit import DecodeSample
+from mooncake_jax.costs.fit import PrefillSample
+from mooncake_jax.costs.fit_roofline import fit_roofline
+from mooncake_jax.costs.fit_roofline import Sheet
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.costs.points import load_points
+from mooncake_jax.costs.points import Points
 from mooncake_jax.costs.roofline import RooflineCost
 from scripts import fit_costs
 from scripts.config import load
@@ -22,13 +27,6 @@ from scripts.workloads import TRACES
 
 HARDWARE = ROOT / fit_costs.HARDWARE
 PAPER = HARDWARE / 'a800_x8_llama70b.csv'
-# Peak FLOP/s (bf16) and HBM bytes/s of a device.
-SHEETS = {
-  'a100_sxm': (312e12, 2.039e12),
-  'h100_sxm': (989e12, 3.35e12),
-  'h200_sxm': (989e12, 4.8e12),
-  'b200_sxm': (2250e12, 8e12),
-}
 HEADER = 'kind,model,system,backend,ver,tp,isl,prefix,bs,ms,note,num_bytes\n'
 
 
@@ -115,12 +113,64 @@ def test_data_sheets_are_as_far_off_as_their_heads_say():
     )
     for lane, (p, d, _) in load_points(tables()).items()
     if 'fp8' not in lane.model.lower()
-    for c in [replace(roofline(*SHEETS[lane.system]), num_devices=lane[2])]
+    for c in [
+      replace(roofline(*fit_costs.SHEETS[lane.system][:2]), num_devices=lane[2])
+    ]
   ]
   prefill, decode = (np.hstack(part) - 1 for part in zip(*errors))
   assert np.abs(prefill).mean() == pytest.approx(0.18, abs=0.01)
   assert np.abs(decode).mean() == pytest.approx(0.33, abs=0.01)
   assert decode.mean() == pytest.approx(-0.33, abs=0.01)
+
+
+def test_fitted_shares_of_the_peaks_predict_held_out_points():
+  errors = [
+    fit_costs.roofline_held_out(lane, points)
+    for lane, points in load_points(tables()).items()
+    if 'fp8' not in lane.model.lower()
+  ]
+  prefill, decode = (np.abs(np.hstack(part)) for part in zip(*errors))
+  assert prefill.mean() <= 0.02
+  assert decode.mean() <= 0.04
+
+
+@pytest.mark.parametrize('system', ['a100', 'h100', 'h200', 'b200'])
+def test_fitted_rooflines_load_for_any_model(system, tmp_path):
+  costs = costs_of(f'{system}_x8.gin', tmp_path)
+  assert isinstance(costs, RooflineCost)
+  assert costs.attention_mfu is not None and costs.num_devices == 8
+  fitted = costs_of(f'{system}_x8_llama70b.gin', tmp_path)
+  for link in ('onload', 'offload', 'copy', 'handoff'):
+    rate = f'{link}_bytes_per_s'
+    assert getattr(costs, rate) == getattr(fitted, rate)
+  half = replace(costs.config, num_layers=40)
+  less = replace(costs, config=half)
+  assert less.prefill_s(65536, 0) == pytest.approx(
+    costs.prefill_s(65536, 0) / 2, rel=0.02
+  )
+  lanes = load_points(tables())
+  (lane,) = [
+    lane
+    for lane in lanes
+    if (lane.system, lane.backend, lane.tensor_parallel)
+    == (f'{system}_sxm', 'vllm', 8)
+    and 'fp8' not in lane.model.lower()
+  ]
+  made = fit_costs.roofline_gin(lane, lanes[lane], '', None)
+  path = HARDWARE / f'{system}_x8.gin'
+  assert {line for line in made.splitlines() if ' = ' in line} == {
+    line for line in path.read_text().splitlines() if ' = ' in line
+  }
+
+
+def test_shares_that_times_do_not_tell_are_refused():
+  points = Points(
+    [PrefillSample(x, 0, 1.0) for x in (1024, 2048, 4096)],
+    [DecodeSample(b, b * 4096, 1.0) for b in (1, 2, 4)],
+    {},
+  )
+  with pytest.raises(ValueError, match='the times do not tell mfu'):
+    fit_roofline(fit_costs.llama_70b(), Sheet(1e15, 1e12), 8, points)
 
 
 @pytest.mark.parametrize(

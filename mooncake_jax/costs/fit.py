@@ -117,6 +117,15 @@ def fit_decode(samples: Sequence[DecodeSample], noisy: bool = False) -> Fit:
   return _fit('fit_decode', DECODE, samples, noisy)
 
 
+def fit_terms(terms: Terms, samples: Sequence[Sample]) -> Fit:
+  """Any cost that is linear in its terms.
+
+  Raises:
+    ValueError: fewer samples than terms, or one whose time is not > 0.
+  """
+  return _fit('fit_terms', terms, samples)
+
+
 def held_out_errors(terms: Terms, samples: Sequence[Sample]) -> np.ndarray:
   """Relative errors where a fit to every other sample was not made.
 

@@ -28,7 +28,8 @@ class RooflineCost:
     config: of the model served.
     peak_flops_per_s, hbm_bytes_per_s: of one device, in `dtype_bytes`.
     mfu, mbu: shares of these two that are reached. Published systems lie
-      near 0.47 and 0.8 on A100 and H200.
+      near 0.47 and 0.8 on A100 and H200; `costs.fit_roofline` finds them.
+    attention_mfu: of attention in prefill; None is mfu.
     dtype_bytes: of a weight and of a KVCache number.
     prefill_overhead_s, decode_overhead_s: what a chunk or a step costs
       besides (launches, all-reduces, the host).
@@ -50,6 +51,7 @@ class RooflineCost:
   num_devices: int = 1
   mfu: float = 0.47
   mbu: float = 0.8
+  attention_mfu: float | None = None
   dtype_bytes: int = 2
   prefill_overhead_s: float = 0.0
   decode_overhead_s: float = 0.0
@@ -69,16 +71,19 @@ class RooflineCost:
 
   def __post_init__(self):
     for name, value in vars(self).items():
-      if name == 'config':
+      if name == 'config' or value is None:
         continue
       zero = name.endswith(('_overhead_s', '_row_s', '_latency_s'))
       check_positive(f'RooflineCost.{name}', value, zero)
-      if name in ('mfu', 'mbu') and value > 1:
+      if name in ('mfu', 'mbu', 'attention_mfu') and value > 1:
         raise ValueError(f'RooflineCost.{name}={value!r} must be <= 1')
 
   def prefill_s(self, chunk_tokens: int, prefix_tokens: int) -> float:
     stop = prefix_tokens + chunk_tokens
     flops = self.config.prefill_flops(prefix_tokens, stop)
+    if self.attention_mfu is not None:  # as if all were at mfu
+      attention = self.config.attention_flops(prefix_tokens, stop)
+      flops += attention * (self.mfu / self.attention_mfu - 1)
     return self.prefill_overhead_s + self._kernel_s(flops, stop)
 
   def prompt_s(
