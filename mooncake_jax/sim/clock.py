@@ -30,7 +30,7 @@ class Clock:
 
   def drop(self, due: Due) -> None:
     """Forgets a call: time does not even stop for it."""
-    due[2] = None
+    due[2], due[3] = None, ()
 
   def step(self, until_s: float | None) -> bool:
     """Makes the next call that is due by `until_s`; False if there is none."""

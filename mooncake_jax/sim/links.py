@@ -117,6 +117,11 @@ class SimTransfer(SimWork):
     self.due: list[Due] = []
     self.done_s: list[float] = []
 
+  def let_go(self) -> None:
+    super().let_go()
+    self.trains = []
+    self.due = []
+
   def layers_s(self) -> Sequence[float]:
     if self.done_s:
       return self.done_s

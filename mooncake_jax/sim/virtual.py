@@ -366,6 +366,7 @@ class VirtualBackend:
 
   def _decoded(self, work: Decoding) -> None:
     del self._decoding[work.work_id]
+    work.due = None
     self._emitted(work.completion())
 
   def _emitted(self, completion: Completion) -> None:

@@ -81,10 +81,12 @@ def _large(quick: bool) -> Iterator[Row]:
   name = f'sim.{LARGE}p{LARGE}d'
   count = REQUESTS * LARGE_SPEED
   minutes = count * case['wall_s'] / case['requests'] / 60
+  cpu_minutes = count * _request_s(case) / 60
   about = f'{case["requests"]} requests took {case["wall_s"]:.0f} s'
   if not whole:
     about += f', times {count / case["requests"]:.0f}'
   yield Row(f'{name}.hour', minutes, 'min', about, 30.0, at_most=True)
+  yield Row(f'{name}.hour_cpu', cpu_minutes, 'min', 'seconds of the processor')
   yield _memory(name, case)
 
 
