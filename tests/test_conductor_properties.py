@@ -2,6 +2,8 @@
 """What holds of any Conductor, whatever it is asked and told."""
 
 import copy
+from dataclasses import replace
+from typing import get_args
 
 from hypothesis import given
 from hypothesis import settings
@@ -12,12 +14,14 @@ import pytest
 from lifecycle import make_conductor
 from lifecycle import make_request
 from lifecycle import SPEC
+from mooncake_jax.cluster_spec import Reserve
 from mooncake_jax.conductor.admission import ADMISSIONS
 from mooncake_jax.conductor.policies import POLICIES
 from mooncake_jax.conductor.telemetry import Telemetry
 from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
+from mooncake_jax.events import Preempted
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import TokensEmitted
@@ -63,17 +67,25 @@ def life(placed: Placement, output: int, now_s: float, ends):
     TokensEmitted(first_s, *key, placed.decode, TokenSegment(first_s, 0, 1)),
   ]
   last_s = first_s + 0.002 * output
+  if output % 3 == 0:
+    events.append(Preempted(first_s, *key, placed.decode))
   if ends is Finished:
     return [*events, Finished(last_s, *key, placed.decode, output)]
   return [*events[: len(str(key)) % 4], ends(last_s, *key, placed.prefill)]
 
 
-@settings(max_examples=60, deadline=None)
-@given(rules, st.lists(asked, max_size=25), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+@given(
+  rules,
+  st.lists(asked, max_size=25),
+  st.randoms(use_true_random=False),
+  st.sampled_from(get_args(Reserve)),
+)
 def test_what_is_reserved_never_exceeds_capacity_and_all_comes_back(
-  chosen, requests, rng
+  chosen, requests, rng, reserve
 ):
-  conductor = make_conductor(slo=TIGHT, **chosen)
+  spec = replace(SPEC, decode_pool_tokens=128, decode_reserve=reserve)
+  conductor = make_conductor(spec, slo=TIGHT, **chosen)
   view, now_s, ends = conductor.view, 0.0, []
   for i, (*what, since_s) in enumerate(requests):
     now_s += since_s

@@ -2,6 +2,7 @@
 """Who will decode beside a request, and what admission makes of it."""
 
 from dataclasses import replace
+from typing import get_args
 
 from hypothesis import given
 from hypothesis import settings
@@ -13,11 +14,13 @@ from lifecycle import COSTS
 from lifecycle import make_conductor
 from lifecycle import make_request
 from lifecycle import SPEC
+from mooncake_jax.cluster_spec import Reserve
 from mooncake_jax.conductor.admission import Outlook
 from mooncake_jax.conductor.admission import slo_predictive
 from mooncake_jax.conductor.corrections import Odds
 from mooncake_jax.conductor.decode_choice import tail
 from mooncake_jax.conductor.decode_rows import DecodeRows
+from mooncake_jax.events import Preempted
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.metrics.latency import tail_s
 from mooncake_jax.request import Placement
@@ -114,3 +117,34 @@ def test_a_long_context_is_refused_where_a_short_one_is_taken():
   assert isinstance(decided[20], Placement)
   assert isinstance(decided[2500], Rejection)
   assert decided[2500].reason == 'tbt'
+
+
+def test_room_goes_by_the_rule_of_the_cluster():
+  """Four prompts of 40 and outputs of 60 tokens want 400; there are 256."""
+  spec = replace(SPEC, decode_instances=1, decode_pool_tokens=256)
+  room = {}
+  for reserve in get_args(Reserve):
+    conductor = make_conductor(
+      replace(spec, decode_reserve=reserve), admission='none'
+    )
+    placed = []
+    for i in range(4):
+      request = make_request(f'r{i}', np.full(40, 2 + i), 60)
+      placed.append(conductor.place(request, 0.0))
+    assert all(isinstance(p, Placement) for p in placed)
+    loads = conductor.view.decode
+    room[reserve] = loads.reserved_tokens_I.item(0), loads.waiting_tokens(0)
+    for _ in range(5):  # eight steps at a time, until all is taken
+      for p in placed:
+        segment = TokenSegment(0.1, 0.001, 8)
+        conductor.observe(
+          TokensEmitted(0.1, p.request_id, 0, 'decode0', segment)
+        )
+      conductor.view.check()
+    assert loads.reserved_tokens_I.item(0) <= 256
+    if reserve == 'prompt':
+      assert loads.reserved_tokens_I.item(0) == 256
+      conductor.observe(Preempted(0.2, 'r3', 0, 'decode0'))
+      conductor.view.check()
+      assert loads.waiting_tokens(0) > 0
+  assert room == {'all': (200, 200), 'prompt': (176, 0)}

@@ -42,18 +42,20 @@ class DecodeView(NamedTuple):
     mean_step_s_I: over the request's life.
     has_room_I: whether it could join at once.
     capacity_tokens_I: room if nobody else were there.
-    need_tokens: the request's.
+    need_tokens: the request's, to begin with.
+    whole_tokens: and in the end.
   """
 
   mean_step_s_I: np.ndarray
   has_room_I: np.ndarray
   capacity_tokens_I: np.ndarray
   need_tokens: int
+  whole_tokens: int
 
   @property
   def fits_I(self) -> np.ndarray:
     """Whether it could ever join."""
-    return self.capacity_tokens_I >= self.need_tokens
+    return self.capacity_tokens_I >= self.whole_tokens
 
   def best(self, able_I: np.ndarray, number: int) -> int | None:
     """The able row of least step, see `pick`; None where it fits nowhere."""
@@ -126,7 +128,8 @@ def decode_view(
   need = loads.need_tokens(prompt_tokens, max_output_tokens)
   has_room_I = loads.free_tokens_I >= need
   has_room_I &= loads.has_row_I
-  return DecodeView(mean_s_I, has_room_I, loads.capacity_tokens_I, need)
+  whole = loads.whole_tokens(prompt_tokens, max_output_tokens)
+  return DecodeView(mean_s_I, has_room_I, loads.capacity_tokens_I, need, whole)
 
 
 def _rows_then(
@@ -193,8 +196,7 @@ def room_wait_s(
   A share s of rows with r steps left on average ends within -r * log(1 - s)
   steps.
   """
-  free = int(loads.capacity_tokens_I[i] - loads.reserved_tokens_I[i])
-  short = need_tokens - free + loads.waiting_tokens(i)
+  short = need_tokens - loads.free_tokens_I.item(i) + loads.waiting_tokens(i)
   if short <= 0 or not loads.rows_I[i]:
     return 0.0
   rows, tokens = int(loads.rows_I[i]), int(loads.context_tokens_I[i])

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Believed load of the decode instances, as arrays.
 
-A request reserves room for prompt and longest output from its placement to
-its end, rounded up to pages as the instance itself does; where there is no
-room it waits, first come first served, and reserves nothing yet. So what is
+A request reserves room from its placement to its end, rounded up to pages, as
+the instance itself does: for prompt and longest output, or (`decode_reserve`)
+for the prompt at first and then some steps ahead, as far as there is room.
+Where there is none to begin with it waits, first come first served, and
+reserves nothing yet; whoever was preempted waits before all others. So what is
 reserved never exceeds what there is. A request is active once its first token
 came; before, it is expected.
 
@@ -27,6 +29,7 @@ class _Held:
   i: int
   row: int
   need_tokens: int
+  whole_tokens: int
   context_tokens: int
   left_tokens: int
   active: bool = False
@@ -49,16 +52,24 @@ class DecodeLoads:
     mean_left_I: tokens that one of them may still emit, at least 1.
     active_I, coming_I, batch_I: numbers of rows that decode, do not yet, and
       can at once, as float.
-    free_tokens_I: what is not reserved, as float.
+    free_tokens_I: what a new request may reserve, as float.
     has_row_I: whether the batch is not full.
   """
 
   def __init__(
     self,
     page_tokens: int,
+    steps_ahead: int | None = None,
     instances: Iterable[tuple[str, InstanceBelief, StepCosts]] = (),
   ):
+    """Instances of pages of this size.
+
+    Args:
+      steps_ahead: for which rows take pages as they go on; None: they have
+        them all from the beginning.
+    """
     self._page_tokens = page_tokens
+    self._steps_ahead = steps_ahead
     self.names: list[str] = []
     self.row: dict[str, int] = {}
     self.step: list[StepCosts] = []
@@ -118,10 +129,17 @@ class DecodeLoads:
     if name in self.row:
       self.accepts_I[self.row[name]] = False
 
+  def whole_tokens(self, prompt_tokens: int, max_output_tokens: int) -> int:
+    """Room a request takes in the end: the last token's KVCache is never
+    computed."""
+    return self._in_pages(prompt_tokens + max_output_tokens - 1)
+
   def need_tokens(self, prompt_tokens: int, max_output_tokens: int) -> int:
-    """Room a request takes: the last token's KVCache is never computed."""
-    tokens = prompt_tokens + max_output_tokens - 1
-    return -(-tokens // self._page_tokens) * self._page_tokens
+    """Room a request takes to begin with."""
+    whole = self.whole_tokens(prompt_tokens, max_output_tokens)
+    if self._steps_ahead is None:
+      return whole
+    return min(whole, self._in_pages(prompt_tokens + 1))
 
   def add(
     self,
@@ -140,7 +158,8 @@ class DecodeLoads:
     need = self.need_tokens(prompt_tokens, max_output_tokens)
     i = self.row[name]
     row = self.requests[i].add(first_s, prompt_tokens, max_output_tokens, tail)
-    held = _Held(i, row, need, prompt_tokens, max_output_tokens)
+    whole = self.whole_tokens(prompt_tokens, max_output_tokens)
+    held = _Held(i, row, need, whole, prompt_tokens, max_output_tokens)
     self._held[request_id] = held
     self.rows_I[i] += 1
     self.context_tokens_I[i] += prompt_tokens
@@ -164,9 +183,28 @@ class DecodeLoads:
     self.active_tokens_I[i] += num_tokens
     emitted = min(num_tokens, held.left_tokens)
     held.left_tokens -= emitted
+    self._take_pages(held)
     self.requests[i].context_R[held.row] = held.context_tokens
     self.requests[i].left_R[held.row] = held.left_tokens
     self.left_tokens_I[i] -= emitted
+    self._derive(i)
+
+  def preempt(self, request_id: str) -> None:
+    """It lost its pages and comes before all that wait for some."""
+    held = self._held.get(request_id)
+    if held is None or held.waits:
+      return
+    i = held.i
+    if held.active:
+      held.active = False
+      self.active_rows_I[i] -= 1
+      self.active_tokens_I[i] -= held.context_tokens
+    self.reserved_tokens_I[i] -= held.need_tokens
+    again = self._in_pages(held.context_tokens + 1)
+    held.need_tokens = min(held.whole_tokens, again)
+    held.waits = True
+    first = {request_id: held.need_tokens}
+    self._waiting[i] = first | self._waiting[i]
     self._derive(i)
 
   def begins(self, request_id: str, first_s: float) -> None:
@@ -220,12 +258,36 @@ class DecodeLoads:
     """Requests at all instances."""
     return len(self._held)
 
+  def _in_pages(self, tokens: int) -> int:
+    return -(-tokens // self._page_tokens) * self._page_tokens
+
+  def _take_pages(self, held: _Held) -> None:
+    """A row that decodes takes pages ahead, as far as there are any."""
+    if self._steps_ahead is None or held.waits:
+      return
+    ahead = self._in_pages(held.context_tokens + self._steps_ahead)
+    more = min(ahead, held.whole_tokens) - held.need_tokens
+    free = self.capacity_tokens_I.item(held.i) - self.reserved_tokens_I.item(
+      held.i
+    )
+    more = max(min(more, free), 0)
+    held.need_tokens += more
+    self.reserved_tokens_I[held.i] += more
+
+  def _spare_tokens(self, i: int) -> int:
+    """Newcomers leave a page to each that has some, where rows take more."""
+    if self._steps_ahead is None:
+      return 0
+    holders = self.rows_I.item(i) - len(self._waiting[i])
+    return self._page_tokens * holders
+
   def _admit(self, i: int) -> None:
     """Reserves for those who wait, oldest first, while there is room."""
     waiting = self._waiting[i]
     while waiting:
       request_id, need = next(iter(waiting.items()))
-      if self.reserved_tokens_I[i] + need > self.capacity_tokens_I[i]:
+      taken = self.reserved_tokens_I.item(i) + self._spare_tokens(i)
+      if taken + need > self.capacity_tokens_I.item(i):
         break
       del waiting[request_id]
       self._held[request_id].waits = False
@@ -243,7 +305,7 @@ class DecodeLoads:
     step_s = self.base_s_I.item(i) + row_s * active_rows
     self.step_s_I[i] = step_s + token_s * self.active_tokens_I.item(i)
     self.active_I[i], self.coming_I[i] = active_rows, rows - active_rows
-    reserved_tokens = self.reserved_tokens_I.item(i)
+    reserved_tokens = self.reserved_tokens_I.item(i) + self._spare_tokens(i)
     self.free_tokens_I[i] = self.capacity_tokens_I.item(i) - reserved_tokens
     self.has_row_I[i] = rows < self.max_batch_I.item(i)
 

@@ -53,6 +53,7 @@ def _observe_request(view: View, placed: Placed, event: RequestEvent) -> None:
       view.decode.grow(event.request_id, event.segment.count)
     case Preempted():
       placed.preempted, placed.last_token_s = True, None
+      view.decode.preempt(event.request_id)
     case PrefixFetched() | PrefillDone() if placed.preempted:
       pass
     case PrefixFetched():

@@ -80,7 +80,10 @@ class View:
     self.index = PrefixIndex(cluster.prefill_names)
     self.prefill = PrefillLoads()
     self._rows: dict[int, np.ndarray] = {}
-    self.decode = DecodeLoads(cluster.page_tokens)
+    self.decode = DecodeLoads(
+      cluster.page_tokens,
+      cluster.max_decode_steps if cluster.decode_reserve == 'prompt' else None,
+    )
     self.prefill_error = Correction(spec.correct, up=0.1, down=0.1)
     self.transfer_error = Correction(spec.correct, up=0.02, down=0.1)
     self.step_error = Correction(spec.correct, up=0.02, down=0.02)
