@@ -37,8 +37,8 @@ def admission(runs: Runs) -> Section:
   return Section(
     'Early rejection under overload (arXiv table 3)',
     [
-      '8 + 8 nodes, both published traces replayed 2 to 4 times as fast, '
-      'TTFT 30 s and TBT 100 ms. The paper prints rejections of 23,000 '
+      '8 + 8 nodes, the first half hour of both published traces replayed 2 '
+      'and 4 times as fast, TTFT 30 s and TBT 100 ms. The paper prints rejections of 23,000 '
       'requests at 2x on a trace that is not public: 4,183 by load before '
       'each stage, 3,771 with early rejection, 3,589 with prediction. '
       'Effective requests, which it does not print, are the last two columns.',
