@@ -94,7 +94,7 @@ class Model:
   def evict(self, evicted, place: str, keep, tenant=None) -> None:
     """Replicas that went from `place` for a put; some were open too long."""
     went_soft = False
-    for key, replica in evicted:
+    for key, replica, _ in evicted:
       assert replica.key == key and replica.segment == place
       if self.live[replica].open:
         assert self.now - self.live[replica].since > self.timeout_s

@@ -230,7 +230,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     """A copy is to go: at once, or when nothing holds its block."""
     model, key = self.model, source.key
     if evicted:
-      assert tuple(evicted) == ((key, source),)
+      assert [gone[:2] for gone in evicted] == [(key, source)]
       assert not model.leased(key) and not model.being_written(key)
       model.end(source)
     else:
@@ -250,7 +250,8 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     end = self.master.copy_end(task, model.now)
     if not end.published:
       assert task.dst.segment in model.draining
-      assert end.evicted == ((task.dst.key, task.dst),)
+      ((key, replica, _),) = end.evicted
+      assert (key, replica) == (task.dst.key, task.dst)
       model.end(task.dst)
       return
     model.live[task.dst].open = False
@@ -304,7 +305,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     removed = self.master.remove_regex(pattern, model.now)
     for key in removed.refused:
       assert model.leased(key) or model.being_written(key)
-    for key in {key for key, _ in removed.evicted}:
+    for key in {gone.key for gone in removed.evicted}:
       assert not (model.leased(key) or model.being_written(key))
       for replica in model.of(key):
         model.end(replica)
@@ -339,7 +340,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     was, first = model.at(name), name not in model.draining
     gone = self.master.unmount(name, model.now)
     model.draining.add(name)
-    for _, replica in gone.evicted:
+    for _, replica, _ in gone.evicted:
       assert not model.leased(replica.key) or not first
       model.end(replica)
     if first:
