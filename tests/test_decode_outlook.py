@@ -78,8 +78,7 @@ def test_a_tail_is_the_slo_s_measure_of_equal_steps(count):
 def test_odds_learn_a_lasting_error_and_how_far_it_wavers():
   odds, rng = Odds(True), np.random.default_rng(0)
   for _ in range(3000):
-    said_s = 0.02 * odds.factor
-    odds.observe(said_s, 0.025 * np.exp(0.2 * rng.normal()))
+    odds.observe(0.02, 0.025 * np.exp(0.2 * rng.normal()))
   assert odds.factor == pytest.approx(1.25, rel=0.1)
   assert odds.spread == pytest.approx(0.2, rel=0.1)
   assert Odds(False).factor == 1.0

@@ -133,9 +133,11 @@ class Conductor:
     self, request: Request, instance: str, num_rows: int, context_tokens: int
   ) -> bool:
     """The decode instance's double check: would it keep the SLO in there?"""
-    loads, most = self.view.decode, request.max_output_tokens
+    view, most = self.view, request.max_output_tokens
+    loads, placed = view.decode, view.placed.of(request.request_id)
     step_s = loads.batch_step_s(loads.row[instance], num_rows, context_tokens)
-    in_steps = tail(self.view.lengths.expected(most), num_rows - 1)
+    late_s = (placed and view.late_kv_s(request, placed.placement)) or 0.0
+    in_steps = tail(view.lengths.expected(most), num_rows - 1, late_s / step_s)
     return most == 1 or step_s * in_steps <= self.slo.tbt_s
 
   def _catch_up(self, request: Request, now_s: float) -> None:

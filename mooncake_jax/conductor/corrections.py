@@ -70,11 +70,11 @@ class Odds:
     self._squares = RunningMean(self.PRIOR**2)
     self.factor = 1.0
 
-  def observe(self, predicted_s: float, observed_s: float) -> None:
-    """Learns from one request; the factor was in its prediction."""
-    if not self._enabled or predicted_s <= 0 or observed_s <= 0:
+  def observe(self, model_s: float, observed_s: float) -> None:
+    """Learns from one request, of which was said `model_s` without a factor."""
+    if not self._enabled or model_s <= 0 or observed_s <= 0:
       return
-    error = math.log(observed_s / predicted_s)
+    error = math.log(observed_s / (model_s * self.factor))
     error = min(max(error, -MAX_STEP), MAX_STEP)
     self.factor *= math.exp(self.RATE * error)
     self._squares.add(max(error**2, self.LEAST**2))

@@ -178,14 +178,15 @@ def meet(
   return step_s, others
 
 
-def tail(num_tokens: float, others: float = 1.0) -> float:
+def tail(num_tokens: float, others: float = 1.0, late: float = 0.0) -> float:
   """A request's TBT in steps: the mean of its longest tenth of intervals.
 
   See `metrics.latency`. All are a step but the first, as whoever joins `others`
-  waits for the step under way, half of one on average.
+  waits for the step under way, half of one on average, once its KVCache has
+  arrived, `late` steps after its first token.
   """
   longest = max(math.ceil((num_tokens - 1) / 10), 1)
-  return (longest + 0.5 * min(others, 1.0)) / longest
+  return (longest + 0.5 * min(others, 1.0) + late) / longest
 
 
 def room_wait_s(

@@ -32,6 +32,7 @@ class DecodeRows:
     first_s_R: when each one's first token comes or came.
     context_R: tokens of prompt and output so far.
     left_R: tokens that it may still emit.
+    most_R: tokens that it might emit when it came.
     tail_R: its TBT in steps, see `decode_choice.tail`.
   """
 
@@ -40,6 +41,7 @@ class DecodeRows:
     self.first_s_R = np.zeros(0)
     self.context_R = np.zeros(0)
     self.left_R = np.zeros(0)
+    self.most_R = np.ones(0)
     self.tail_R = np.zeros(0)
 
   def add(
@@ -55,7 +57,7 @@ class DecodeRows:
     r = self._free.pop()
     self.first_s_R[r] = first_s
     self.context_R[r] = prompt_tokens
-    self.left_R[r] = max_output_tokens
+    self.left_R[r] = self.most_R[r] = max_output_tokens
     self.tail_R[r] = tail
     return r
 
@@ -88,7 +90,7 @@ class DecodeRows:
     size = len(self.left_R)
     more = max(size, 16)
     self._free += range(size + more - 1, size - 1, -1)
-    for name in ('first_s_R', 'context_R', 'left_R', 'tail_R'):
+    for name in ('first_s_R', 'context_R', 'left_R', 'most_R', 'tail_R'):
       longer = np.append(getattr(self, name), np.ones(more))
       setattr(self, name, longer)
     self.left_R[size:] = 0.0

@@ -123,7 +123,8 @@ def _learn_step(view: View, placed: Placed, event: TokensEmitted) -> None:
 def _learn_tbt(view: View, placed: Placed) -> None:
   observed_s = tail_s(placed.segments)
   if observed_s is not None and not placed.preempted:
-    view.tbt_odds.observe(placed.placement.tbt_s, observed_s)
+    model_s = placed.placement.tbt_s / placed.tbt_factor
+    view.tbt_odds.observe(model_s, observed_s)
 
 
 def _learn_duration(view: View, placed: Placed, time_s: float) -> None:

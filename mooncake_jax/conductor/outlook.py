@@ -42,7 +42,7 @@ def of(
   )
   if rules.admission != 'slo_predictive':
     return seen
-  return _closely(view, slo, request, seen, planned.decode, now_s)
+  return _closely(view, slo, request, seen, planned, now_s)
 
 
 def judged_tbt_s(rules: ConductorSpec, seen: Outlook) -> float:
@@ -76,7 +76,7 @@ def _closely(
   slo: SLO,
   request: Request,
   seen: Outlook,
-  decode: str,
+  planned: Placement,
   now_s: float,
 ) -> Outlook:
   """With the request's TBT and its odds from who will decode beside it.
@@ -85,7 +85,7 @@ def _closely(
   What a request adds to a step may be what others were short of.
   """
   loads, lengths = view.decode, view.lengths
-  i, prompt_tokens = loads.row[decode], request.num_prompt_tokens
+  i, prompt_tokens = loads.row[planned.decode], request.num_prompt_tokens
   join_s, most = now_s + seen.ttft_s, request.max_output_tokens
   step_s, others = meet(
     loads, i, prompt_tokens, now_s, join_s, lengths.until_stop
@@ -93,17 +93,21 @@ def _closely(
   factor = view.step_error.factor_I.item(i) * view.tbt_odds.factor
   step_s *= factor
   scale_s = view.tbt_odds.spread * step_s * math.sqrt(3) / math.pi
-  limit_s_R = slo.tbt_s / loads.requests[i].tail_R
+  rows = loads.requests[i]
+  limit_s_R = slo.tbt_s / rows.tail_R
   added_s = loads.row_s_I.item(i) + loads.token_s_I.item(i) * prompt_tokens
   before_R = _keeps(limit_s_R, step_s - factor * added_s, scale_s)
   after_R = _keeps(limit_s_R, step_s, scale_s)
-  in_steps = tail(lengths.expected(most), others.rows)
+  # A tenth of its intervals counts; of those past nothing changes any more.
+  ahead_R = rows.left_R / rows.most_R
+  late = view.late_kv_s(request, planned) / step_s
+  in_steps = tail(lengths.expected(most), others.rows, late)
   keeps = _keeps(seen.share * slo.tbt_s / in_steps, step_s, scale_s)
   return replace(
     seen,
     tbt_s=step_s * in_steps,
     keeps=float(keeps) if most > 1 else 1.0,
-    spoils=float(others.share_R @ (before_R - after_R)),
+    spoils=float((others.share_R * ahead_R) @ (before_R - after_R)),
   )
 
 

@@ -17,6 +17,7 @@ class Placed:
   Attributes:
     placed_s: when.
     prefill_factor: correction that its prefill was predicted with.
+    tbt_factor: the same for its TBT.
     prefilled: its prefill is known to have ended.
     last_token_s: when its last token came; None before the first.
     first_token_s: when its first token came.
@@ -29,6 +30,7 @@ class Placed:
   placement: Placement
   placed_s: float
   prefill_factor: float
+  tbt_factor: float = 1.0
   prefilled: bool = False
   segments: list[TokenSegment] = field(default_factory=list)
   preempted: bool = False

@@ -70,6 +70,7 @@ class View:
     self.partners = cluster.partners
     first = self.layout.layer_ranges[0][1] / self.layout.num_layers
     self.overlap = 1 - first if cluster.streaming == 'layers' else 0.0
+    self._streaming = cluster.streaming
     self._timeout_s = cluster.request_timeout_s
     self._default = belief_of(cluster, model, costs)
     sizes = {
@@ -101,7 +102,7 @@ class View:
 
   def join(self, name: str, role: str) -> None:
     """An instance takes requests in this role from now on, in no other."""
-    belief = self._instances.get(name, self._default)
+    belief = self._belief(name)
     if belief not in self._kinds:
       self._kinds[belief] = WorkCosts(
         belief, self.layout.block_bytes, self.layout.block_size_tokens
@@ -173,6 +174,7 @@ class View:
       placement,
       now_s,
       float(self.prefill_error.factor_I[i]),
+      self.tbt_odds.factor,
     )
     expires_s = request.arrival_s + self._timeout_s
     self.placed.add(placed, max(expires_s, now_s))
@@ -183,11 +185,38 @@ class View:
       request.num_prompt_tokens,
       request.max_output_tokens,
       now_s + at.ttft_s,
-      tail(self.lengths.expected(request.max_output_tokens)),
+      self._tail(request, at),
     )
     self.horizon.expect(name, now_s + at.ttft_s)
     if self.reuse:
       self.index.expect(at.prefill, request.block_keys)
+
+  def late_kv_s(self, request: Request, at: Placement) -> float:
+    """How long KVCache still is on its way to decode when prefill ends.
+
+    What the last chunk computed, as far as it does not leave layer by layer.
+    """
+    if self.partners:
+      return 0.0
+    size, belief = self.layout.block_size_tokens, self._belief(at.prefill)
+    tokens = request.num_prompt_tokens
+    if self._streaming != 'prompt':
+      computed = max(tokens - at.reused_blocks * size, 1)
+      tokens = 1 + (computed - 1) % belief.chunk_tokens
+    num_bytes = tokens * self.layout.block_bytes / size
+    if self._streaming == 'layers':
+      start, stop = self.layout.layer_ranges[-1]
+      num_bytes *= (stop - start) / self.layout.num_layers
+    return belief.costs.transfer_s(int(num_bytes), 'handoff')
+
+  def _belief(self, name: str) -> InstanceBelief:
+    return self._instances.get(name, self._default)
+
+  def _tail(self, request: Request, at: Placement) -> float:
+    """The request's TBT in steps of its decode instance."""
+    step_s = self.decode.step_s_I.item(self.decode.row[at.decode])
+    late = self.late_kv_s(request, at) / step_s
+    return tail(self.lengths.expected(request.max_output_tokens), late=late)
 
   def fetch_alone_s(self, at: Placement) -> float:
     """What the cost model says of a prefix's way on links that are idle."""
