@@ -97,7 +97,7 @@ def test_every_dtype_keeps_its_bits():
     bits = jax.random.bits(jax.random.key(0), shape, 'uint8')
     pool = jax.block_until_ready(bits.astype(dtype))
     pages = np.array([4, 1], np.int32)
-    (found,) = cpu_copies.copy_out(pool, pages, 1, 3)
+    ((found,),) = cpu_copies.copy_out(pool, pages[None], 1, 3)
     expected = kv_pool.gather_pages(pool, pages, np.int32(1), 2)
     assert found.dtype == dtype
     assert np.asarray(expected).tobytes() == found.tobytes()

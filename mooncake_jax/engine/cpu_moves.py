@@ -20,6 +20,7 @@ from functools import partial
 import itertools
 import time
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +40,8 @@ from mooncake_jax.transfer.worker import LinkCount
 
 Bundle = list[OpRun]  # of one work, source and destination; layers adjoin
 
-# What an owner thread copies in a turn; some milliseconds.
-TURN_BYTES = 64 << 20
+# What an owner thread copies in a turn; ten milliseconds at most.
+TURN_BYTES = 128 << 20
 
 
 class CpuMoves:
@@ -111,7 +112,7 @@ class CpuMoves:
     runs = [*itertools.chain(*turn)]
     sources = [bundle[0].op.src for bundle in turn]
     pages = tuple(s.pages for s in sources if isinstance(s, DevicePages))
-    num_bytes = sum(map(self._num_bytes, runs))
+    num_bytes = sum(run.op.num_bytes for run in runs)
     gather = _Gather(self._book, turn, stage, to, num_bytes)
     return GatherTask(
       tuple(itertools.chain(*pages)),
@@ -180,19 +181,12 @@ class CpuMoves:
       pieces.append(_Piece(run, pages, first, block, local, num_bytes))
     return pieces
 
-  def _num_bytes(self, run: OpRun) -> int:
-    src = run.op.src
-    assert isinstance(src, DevicePages)
-    page_tokens = self._instances[src.instance].page_tokens
-    num_layers = run.op.stop_layer - run.op.start_layer
-    return len(src.pages) * page_tokens * num_layers * self._token_layer_bytes
-
   def _fail(self, bundle: Iterable[OpRun], error: Exception) -> None:
     for run in bundle:
       self._book.end(run, 'failed', describe(error))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Gather:
   """One copy out of the pool for the ops of some blocks."""
 
@@ -224,14 +218,16 @@ class _Gather:
     for run in bundle:
       dst, layers = run.op.dst, (run.op.start_layer, run.op.stop_layer)
       assert isinstance(dst, Replica)
-      own = slice(layers[0] - first, layers[1] - first)
-      part = Part(*layers, tuple(array[own] for array in arrays))
+      own = arrays
+      if len(bundle) > 1:
+        within = slice(layers[0] - first, layers[1] - first)
+        own = tuple(array[within] for array in arrays)
+      part = Part(*layers, own)
       write = partial(self.to.segment.put, dst.replica_id, part)
       yield run, write, part.num_bytes
 
 
-@dataclass(frozen=True, eq=False)
-class _Piece:
+class _Piece(NamedTuple):
   """One part that is to be written into pages from `first_layer` on."""
 
   run: OpRun
@@ -242,7 +238,7 @@ class _Piece:
   num_bytes: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Scatters:
   """Writes parts of blocks into pages of the pool; see `ScatterTask`."""
 
@@ -320,17 +316,16 @@ def _turns(bundles: Iterable[Bundle]) -> Iterator[list[Bundle]]:
     yield turn
 
 
-def _way(bundle: Bundle) -> tuple[int, str, str, int, int]:
+def _way(bundle: Bundle) -> tuple[object, ...]:
   """What blocks that are copied in one turn have in common."""
   first, last = bundle[0].op, bundle[-1].op
   ends = _place(first.src), _place(first.dst)
-  return id(bundle[0].work), *ends, first.start_layer, last.stop_layer
+  return id(bundle[0].work), ends, first.start_layer, last.stop_layer
 
 
-def _place(side: DevicePages | Replica) -> str:
-  if isinstance(side, DevicePages):
-    return f'pages of {side.instance}'
-  return side.segment
+def _place(side: DevicePages | Replica) -> tuple[type, str]:
+  is_pages = isinstance(side, DevicePages)
+  return type(side), side.instance if is_pages else side.segment
 
 
 def _any_live(runs: Iterable[OpRun]) -> bool:

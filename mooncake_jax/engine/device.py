@@ -177,7 +177,7 @@ class DeviceBackend:
       work_id,
       work,
       partial(self._progress.when, after, pool=instance),
-      partial(self._progress.part_done, work_id),
+      lambda layers: self._progress.parts_done(work_id, [layers]),
       partial(self._end, after),
     )
     self._cancel[work_id] = run.cancel
@@ -207,9 +207,9 @@ class DeviceBackend:
     ended = partial(self._transfer_ended, work_id, after)
     batch = self.transfers.allocate_batch(len(ops), ended)
     self._cancel[work_id] = partial(self.transfers.cancel, batch)
-    op_done = partial(self._op_done, work_id)
+    ops_done = partial(self._ops_done, work_id)
     first_s = math.inf if after else deadline_s
-    self.transfers.submit(batch, ops, priority, first_s, after, op_done)
+    self.transfers.submit(batch, ops, priority, first_s, after, ops_done)
     if after:
       limit = partial(self._limit, batch, deadline_s - self.now_s())
       self._progress.when(after, None, limit)
@@ -342,8 +342,9 @@ class DeviceBackend:
     self.transfers.set_deadline(batch, self.now_s() + left_s)
     self._inbox.nudge()
 
-  def _op_done(self, work_id: WorkId, op: TransferOp) -> None:
-    self._progress.part_done(work_id, (op.start_layer, op.stop_layer))
+  def _ops_done(self, work_id: WorkId, ops: Sequence[TransferOp]) -> None:
+    parts = [(op.start_layer, op.stop_layer) for op in ops]
+    self._progress.parts_done(work_id, parts)
 
   def _transfer_ended(
     self, work_id: WorkId, after: tuple[WorkId, ...], batch: BatchId

@@ -68,22 +68,25 @@ class Progress:
     """Notes that a work is under way.
 
     Args:
-      parts: layer ranges, each of which `part_done` will be told.
+      parts: layer ranges, each of which `parts_done` will be told.
       pool: the instance whose pool it writes, for a chunk.
     """
     work = _Work(pool, Counter(parts))
     with self._lock:
       self._works[work_id] = work
 
-  def part_done(self, work_id: WorkId, part: Layers) -> None:
-    """The work is done with one of its parts."""
+  def parts_done(self, work_id: WorkId, parts: Iterable[Layers]) -> None:
+    """The work is done with some of its parts."""
     with self._lock:
       if (work := self._works.get(work_id)) is None:
         return
-      work.left[part] -= 1
-      if work.left[part]:
+      left = work.left
+      for part in parts:
+        left[part] -= 1
+        if not left[part]:
+          del left[part]
+      if not work.waits:
         return
-      del work.left[part]
       waits = work.waits
       work.waits = [w for w in waits if not work.is_done(w[0])]
       told = _count(wait for layers, wait in waits if work.is_done(layers))

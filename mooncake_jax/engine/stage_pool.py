@@ -138,7 +138,7 @@ class StagePool:
       return None
     pages_bn = self._pages(pages).reshape(num_blocks, -1)
     first, last = start_layer - self.layers[0], stop_layer - self.layers[0]
-    return [cpu_copies.copy_out(self.kv, p, first, last) for p in pages_bn]
+    return cpu_copies.copy_out(self.kv, pages_bn, first, last)
 
   def copy_in_now(
     self,

@@ -48,7 +48,7 @@ class Desk:
   )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class GatherTask:
   """Copies pages out of the pool into a block of its own.
 
@@ -117,7 +117,7 @@ class GatherTask:
     self.failed(error)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ScatterTask:
   """Writes an arrived block into pages of the pool.
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+import itertools
 import threading
 
 from mooncake_jax.backend import DevicePages
@@ -235,9 +236,9 @@ class TransferBook:
     ended: Iterable[TransferWork],
   ) -> None:
     """Says what came of ends; the lock is not held."""
-    for run in completed:
-      if run.work.op_completed:
-        run.work.op_completed(run.op)
+    for work, runs in itertools.groupby(completed, lambda run: run.work):
+      if work.ops_completed:
+        work.ops_completed([run.op for run in runs])
     for work in ended:
       self._ended(work)
     self._start_ready(ready)

@@ -6,7 +6,7 @@ memcpy does not, and moves half as much again. Only for a pool whose programs
 have all ended: the caller, its owner, sees to that, and that nobody else reads
 the pages meanwhile. These wait for nothing and return when the copy is done.
 
-L layer, P page, n pages, C token in a page, K KV head, H head dim.
+L layer, P page, b blocks of n pages, C token in a page, K KV head, H head dim.
 """
 
 from collections.abc import Iterable
@@ -26,16 +26,19 @@ def on_cpu(array: jax.Array) -> bool:
 
 
 def copy_out(
-  kv_LP2CKH: jax.Array, pages: np.ndarray, start_layer: int, stop_layer: int
-) -> HeadSlices:
-  """Returns pages as slices [L, 2, n * C, K, H] of their heads."""
-  slices: dict[int, np.ndarray] = {}
+  kv_LP2CKH: jax.Array, pages_bn: np.ndarray, start_layer: int, stop_layer: int
+) -> list[HeadSlices]:
+  """Returns b blocks of pages as slices [L, 2, n * C, K, H] of their heads."""
+  pools: dict[int, np.ndarray] = {}
   for shard in kv_LP2CKH.addressable_shards:
     first_head = shard.index[4].start or 0
-    if first_head not in slices:
-      pool = _view(shard.data)[start_layer:stop_layer]
-      slices[first_head] = _gather(pool, pages, kv_LP2CKH.dtype)
-  return tuple(slices[head] for head in sorted(slices))
+    if first_head not in pools:
+      pools[first_head] = _view(shard.data)[start_layer:stop_layer]
+  in_order, dtype = [pools[head] for head in sorted(pools)], kv_LP2CKH.dtype
+  return [
+    tuple(_gather(pool, pages, dtype) for pool in in_order)
+    for pages in pages_bn.tolist()
+  ]
 
 
 def copy_in(
@@ -59,14 +62,14 @@ def copy_in(
 
 
 def _gather(
-  pool_LP2CKH: np.ndarray, pages: np.ndarray, dtype: np.dtype
+  pool_LP2CKH: np.ndarray, pages: list[int], dtype: np.dtype
 ) -> np.ndarray:
   L, _, two, C, K, H = pool_LP2CKH.shape
   n = len(pages)
   num_bytes = L * two * n * C * K * H * pool_LP2CKH.itemsize
   block = aligned(num_bytes).view(pool_LP2CKH.dtype)
   block_L2nCKH = block.reshape(L, two, n, C, K, H)
-  for i, page in enumerate(pages.tolist()):
+  for i, page in enumerate(pages):
     np.copyto(block_L2nCKH[:, :, i], pool_LP2CKH[:, page])
   return block.view(dtype).reshape(L, two, n * C, K, H)
 

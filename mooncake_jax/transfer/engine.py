@@ -113,12 +113,12 @@ class TransferEngine:
     priority: int = 0,
     deadline_s: float = math.inf,
     after: tuple[WorkId, ...] = (),
-    op_completed: Callable[[TransferOp], None] | None = None,
+    ops_completed: Callable[[Sequence[TransferOp]], None] | None = None,
   ) -> None:
     """Starts ops, lower `priority` first; past the deadline: TIMEOUT.
 
     Args:
-      after, op_completed: see `TransferWork`.
+      after, ops_completed: see `TransferWork`.
 
     Raises:
       ValueError: the batch has no room for them.
@@ -135,7 +135,7 @@ class TransferEngine:
         priority,
         deadline_s,
         after=after,
-        op_completed=op_completed,
+        ops_completed=ops_completed,
       )
       work.runs = tuple(OpRun(op, work) for op in ops)
       entry.runs += work.runs

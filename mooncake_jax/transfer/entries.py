@@ -220,7 +220,7 @@ class StoreEntries:
 def aligned(num_bytes: int) -> np.ndarray:
   """New memory, uint8, whose address is a multiple of `ALIGN_BYTES`."""
   memory = np.empty(num_bytes + ALIGN_BYTES, np.uint8)
-  start = -memory.ctypes.data % ALIGN_BYTES
+  start = -memory.__array_interface__['data'][0] % ALIGN_BYTES
   return memory[start : start + num_bytes]
 
 

@@ -6,6 +6,7 @@ The book (`book.py`) changes them, under its lock.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Literal
@@ -44,7 +45,7 @@ class OpStatus:
     return self.state in ('WAITING', 'PENDING')
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class TransferWork:
   """Ops submitted together.
 
@@ -52,7 +53,8 @@ class TransferWork:
     started_s: when the first bytes moved; None before.
     after: works that it depends on, layer by layer; whoever starts its ops
       sees to that.
-    op_completed: called with each op that completed, before the work's end.
+    ops_completed: called with ops that completed, each once, before the work's
+      end.
   """
 
   work_id: WorkId
@@ -62,10 +64,10 @@ class TransferWork:
   started_s: float | None = None
   num_live: int = 0
   after: tuple[WorkId, ...] = ()
-  op_completed: Callable[[TransferOp], None] | None = None
+  ops_completed: Callable[[Sequence[TransferOp]], None] | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class OpRun:
   """One op on its way.
 
