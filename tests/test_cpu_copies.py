@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -89,6 +90,33 @@ def test_a_busy_pool_is_copied_by_programs_and_loses_nothing(desk):
   block = desk.bytes_of(Replica('a', 1))
   for i in range(10):
     np.testing.assert_array_equal(block, desk.bytes_of(Replica('a', 10 + i)))
+
+
+def test_a_link_is_busy_no_longer_than_time_passes(desk):
+  """Copies that wait for another program together count their own time."""
+  backend = desk.backend
+  stage = backend.instances['a'].stages[0].desk
+  stage.pool.copies_now = False
+  before_s, start_s = _busy_s(backend), time.perf_counter()
+  square = jax.numpy.ones((1500, 1500))
+  slow = jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda i, y: y @ x, x))
+  stage.reader.expect(slow(square), lambda *times: None, lambda error: None)
+  moves = [
+    backend.transfer(
+      ops_of(DevicePages('a', (i + 1, i + 2)), Replica('a', 50 + i)), 0, 1e9
+    )
+    for i in range(30)
+  ]
+  for move in moves:
+    assert desk.end_of(move).status == 'completed'
+  passed_s = time.perf_counter() - start_s
+  assert 0 < _busy_s(backend) - before_s <= passed_s
+  backend.drop(tuple(Replica('a', 50 + i) for i in range(30)))
+  stage.pool.copies_now = True
+
+
+def _busy_s(backend) -> float:
+  return backend.transfers.counts()['a-host'].busy_s
 
 
 def test_every_dtype_keeps_its_bits():

@@ -195,19 +195,16 @@ class _Gather:
   stage: Stage
   to: Instance
   num_bytes: int
-  begun_s: float = 0.0
 
   def begin(self) -> bool:
-    self.begun_s = time.perf_counter()
     return bool(self.book.begin_all(itertools.chain(*self.turn)))
 
-  def gathered(self, *blocks: HeadSlices) -> None:
+  def gathered(self, seconds: float, *blocks: HeadSlices) -> None:
     """The segment keeps what was copied, op by op."""
     self.stage.desk.staging.give(self.num_bytes)
     pieces = []
     for bundle, slices in zip(self.turn, blocks, strict=True):
       pieces += self._pieces(bundle, tuple(map(np.asarray, slices)))
-    seconds = time.perf_counter() - self.begun_s
     self.to.host_link.add_count(LinkCount(busy_s=seconds))
     self.book.commit_all(pieces, self.to.host_link.add_count)
 

@@ -135,7 +135,9 @@ class Routes:
         run.work.priority,
         lambda: run.is_live,
         partial(self.book.begin, run),
-        lambda slices: self._send_all(run, Part(*layers, slices), piece, left),
+        lambda _, slices: self._send_all(
+          run, Part(*layers, slices), piece, left
+        ),
         partial(self._fail, run),
         is_released=bool(run.work.after),
       )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 import threading
+import time
 from typing import Any
 from typing import Protocol
 
@@ -60,8 +61,9 @@ class GatherTask:
     priority: lower first among those held back.
     is_live: False drops it.
     begin: called right before the copy; False drops it too.
-    gathered: called on the reader's thread, or the owner's, with each block's
-      slices, whose staging bytes it gives back.
+    gathered: called on the reader's thread, or the owner's, with the seconds
+      that the copy took and each block's slices, whose staging bytes it gives
+      back.
     num_blocks: into as many blocks of equal size.
     parts: makes the same block by block, in layer ranges that there are
       programs for; used where it can't all be copied at once.
@@ -88,12 +90,14 @@ class GatherTask:
     what = (self.pages, self.start_layer, self.stop_layer)
     try:
       with TraceAnnotation('mooncake.copy_out'):
+        begun_s = time.perf_counter()
         blocks = desk.pool.copy_out_now(*what, self.num_blocks)
+        seconds = time.perf_counter() - begun_s
         block = None
         if blocks is None and self.parts is None:
           block = desk.pool.copy_out(*what)
       if blocks is not None:
-        self.gathered(*blocks)
+        self.gathered(seconds, *blocks)
         return
     except Exception:
       desk.staging.give(self.num_bytes)
@@ -104,7 +108,9 @@ class GatherTask:
       return
     desk.reader.expect(
       block,
-      lambda started_s, ended_s: self.gathered(split_heads(block)),
+      lambda started_s, ended_s: self.gathered(
+        ended_s - started_s, split_heads(block)
+      ),
       lambda error: self._failed(desk, error),
     )
 
