@@ -3,6 +3,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from scripts import bench
@@ -39,6 +40,12 @@ def test_rows_and_environment_are_written(table, tmp_path):
     'ok': False,
   }
   assert found['environment']['versions']['jax']
+
+
+def test_numbers_of_numpy_are_written_as_numbers():
+  for value in (np.float64(0.5), np.int64(1), np.float32(0.5)):
+    row = Row('x', value, 'ratio', target=2.0, at_most=True)
+    assert json.loads(json.dumps(row.to_dict()))['ok'] is True
 
 
 def test_an_unknown_benchmark_is_an_error(table):

@@ -51,13 +51,13 @@ class Row:
     if self.target is None or self.value is None:
       return True
     if self.at_most:
-      return self.value <= self.target
-    return self.value >= self.target
+      return bool(self.value <= self.target)
+    return bool(self.value >= self.target)
 
   def to_dict(self) -> dict[str, Any]:
     return {
       'metric': self.metric,
-      'value': self.value,
+      'value': None if self.value is None else float(self.value),
       'unit': self.unit,
       'reference': self.reference,
       'target': self.target,
