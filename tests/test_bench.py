@@ -2,6 +2,7 @@
 """Benchmark rows, and the exit status that they decide."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ def test_rows_and_environment_are_written(table, tmp_path):
 
 
 def test_numbers_of_numpy_are_written_as_numbers():
-  for value in (np.float64(0.5), np.int64(1), np.float32(0.5)):
+  values: list[Any] = [np.float64(0.5), np.int64(1), np.float32(0.5)]
+  for value in values:
     row = Row('x', value, 'ratio', target=2.0, at_most=True)
     assert json.loads(json.dumps(row.to_dict()))['ok'] is True
 
