@@ -196,6 +196,8 @@ class InstanceJoined:
   role: str = 'prefill'
 
 
+# The last events of a try.
+ENDS = (Finished, Failed, Cancelled, RejectedLate)
 StoreEvent = BlocksStored | BlocksEvicted | Inventory
 # Which instances there are.
 FleetEvent = InstanceDraining | InstanceLost | InstanceJoined

@@ -32,11 +32,9 @@ from mooncake_jax.conductor.advice import Replicate
 from mooncake_jax.conductor.advice import SetRole
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.explain import Explanation
-from mooncake_jax.events import Cancelled
+from mooncake_jax.events import ENDS
 from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
-from mooncake_jax.events import Finished
-from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
 from mooncake_jax.metrics.conservation import Conservation
 from mooncake_jax.metrics.records import RecordBook
@@ -62,8 +60,6 @@ class Decision:
   why: Explanation | None = None
 
 
-# The last events of a try.
-ENDS = (Finished, Failed, Cancelled, RejectedLate)
 # What the Conductor was told and asked, in order: enough to replay it.
 Journal = list[Decision | Event]
 # Called with each finished record; may give the session's next request.

@@ -12,13 +12,8 @@ from rich.progress import Progress
 from rich.progress import TextColumn
 from rich.progress import TimeElapsedColumn
 
-from mooncake_jax.events import Cancelled
+from mooncake_jax.events import ENDS
 from mooncake_jax.events import Event
-from mooncake_jax.events import Failed
-from mooncake_jax.events import Finished
-from mooncake_jax.events import RejectedLate
-
-ENDS = (Finished, Failed, Cancelled, RejectedLate)
 
 
 @contextmanager

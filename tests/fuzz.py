@@ -27,12 +27,9 @@ from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.prefix_index import PrefixIndex
 from mooncake_jax.costs.model import LINKS
 from mooncake_jax.events import BlocksStored
-from mooncake_jax.events import Cancelled
+from mooncake_jax.events import ENDS
 from mooncake_jax.events import Event
-from mooncake_jax.events import Failed
-from mooncake_jax.events import Finished
 from mooncake_jax.events import KVArrived
-from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import BlockKey
@@ -52,7 +49,6 @@ from random_clusters import random_spec
 from shadow import Shadow
 
 ROLES: tuple[Role, ...] = get_args(Role)
-ENDS = (Finished, Failed, Cancelled, RejectedLate)
 
 
 class Flaky(VirtualBackend):

@@ -16,6 +16,7 @@ from mooncake_jax.backend import RowTokens
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.events import Cancelled
+from mooncake_jax.events import ENDS
 from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
@@ -41,8 +42,6 @@ from mooncake_jax.instance.works import work_done
 from mooncake_jax.instance.works import Works
 from mooncake_jax.request import TokenSegment
 
-# The last events of a try.
-ENDS = (Finished, Failed, Cancelled, RejectedLate)
 # Steps that timelines show.
 TIMELINE = ('chunk', 'fetch', 'put', 'handoff', 'put_output')
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from mooncake_jax.blocks.keys import prefix_keys
 from mooncake_jax.cluster import Cluster
+from mooncake_jax.events import ENDS
 from mooncake_jax.events import Event
 from mooncake_jax.events import InstanceLost
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.request import Sampling
-from mooncake_jax.serve import ENDS
 
 OUTPUTS = (1, 4, 12, 40, 80)
 SAMPLINGS = (
