@@ -16,6 +16,7 @@ from pathlib import Path
 from mooncake_jax.workload.json_lines import count_of
 from mooncake_jax.workload.json_lines import number_of
 from mooncake_jax.workload.json_lines import parse_object
+from mooncake_jax.workload.json_lines import read_lines
 from mooncake_jax.workload.json_lines import value_of
 from mooncake_jax.workload.trace import hash_ids_of
 from mooncake_jax.workload.trace import note_backwards
@@ -34,14 +35,7 @@ def load_bailian(path: str | Path) -> tuple[list[TraceRow], list[str]]:
   Raises:
     OSError: the file can't be opened.
   """
-  rows, errors = [], []
-  with open(path, 'rb') as file:
-    for number, line in enumerate(file, 1):
-      if line.strip():
-        try:
-          rows.append(parse_bailian(line, path, number))
-        except ValueError as error:
-          errors.append(str(error))
+  rows, errors = read_lines(path, parse_bailian)
   note_backwards(rows, path)
   return _with_tails(rows), errors
 

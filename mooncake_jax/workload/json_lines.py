@@ -1,8 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """One JSON object a line, and errors that name file, line, field and value."""
 
+from collections.abc import Callable
 import json
+from pathlib import Path
 from typing import Any
+from typing import TypeVar
+
+T = TypeVar('T')
+
+
+def read_lines(
+  path: str | Path, parse: Callable[[bytes, str | Path, int], T]
+) -> tuple[list[T], list[str]]:
+  """What `parse` makes of each line, and the errors of the bad ones.
+
+  Args:
+    parse: of a line that is not empty, the file and the line's number.
+
+  Raises:
+    OSError: the file can't be opened.
+  """
+  found, errors = [], []
+  with open(path, 'rb') as file:
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        try:
+          found.append(parse(line, path, number))
+        except ValueError as error:
+          errors.append(str(error))
+  return found, errors
 
 
 def parse_object(line: str | bytes, where: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from mooncake_jax.workload.json_lines import count_of
 from mooncake_jax.workload.json_lines import number_of
 from mooncake_jax.workload.json_lines import parse_object
+from mooncake_jax.workload.json_lines import read_lines
 from mooncake_jax.workload.json_lines import short
 from mooncake_jax.workload.json_lines import value_of
 
@@ -63,15 +64,7 @@ def load_sessions(path: str | Path) -> tuple[list[Session], list[str]]:
   Raises:
     OSError: the file can't be opened.
   """
-  sessions, errors = [], []
-  with open(path, 'rb') as file:
-    for number, line in enumerate(file, 1):
-      if line.strip():
-        try:
-          sessions.append(parse_session(line, path, number))
-        except ValueError as error:
-          errors.append(str(error))
-  return sessions, errors
+  return read_lines(path, parse_session)
 
 
 def parse_session(
