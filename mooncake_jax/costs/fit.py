@@ -172,8 +172,6 @@ def fit_link(samples: Sequence[LinkSample], link: Link) -> Fit:
 def _fit(
   what: str, terms: Terms, samples: Sequence[Sample], noisy: bool = False
 ) -> Fit:
-  from scipy.optimize import nnls  # 0.5 s: paid by who fits, not who imports
-
   names, seconds = terms.names, [sample.seconds for sample in samples]
   if len(seconds) < len(names):
     raise ValueError(
@@ -187,23 +185,22 @@ def _fit(
   if noisy:
     fitted = np.full_like(measured, measured.mean())
     for _ in range(ROUNDS):
-      solution = _least_squares(nnls, rows, measured, fitted)
+      solution = _least_squares(rows, measured, fitted)
       fitted = np.maximum(rows @ solution, 1e-3 * measured.mean())
     errors = measured / fitted - 1
   else:
-    solution = _least_squares(nnls, rows, measured, measured)
+    solution = _least_squares(rows, measured, measured)
     errors = rows @ solution / measured - 1
   found = dict(zip(names, solution.tolist()))
   return Fit(found, float(np.mean(np.abs(errors))), len(seconds))
 
 
 def _least_squares(
-  nnls: Callable[..., Any],
-  rows: np.ndarray,
-  measured: np.ndarray,
-  size: np.ndarray,
+  rows: np.ndarray, measured: np.ndarray, size: np.ndarray
 ) -> np.ndarray:
   """Coefficients >= 0 of the least errors in shares of `size`."""
+  from scipy.optimize import nnls  # 0.5 s: paid by who fits, not who imports
+
   relative = rows / size[:, None]
   # Columns differ by many orders of magnitude: fit them on one scale.
   scale = np.linalg.norm(relative, axis=0)

@@ -23,29 +23,19 @@ class Port:
     flows: that pass now, with the seconds that a byte of each takes.
     moved_bytes: of all flows that passed, or passed in part.
     used_s: seconds that these bytes take of it.
-    busy_s: seconds in which any flow passed.
   """
 
-  __slots__ = ('_since_s', 'busy_s', 'flows', 'moved_bytes', 'used_s')
+  __slots__ = ('flows', 'moved_bytes', 'used_s')
 
   def __init__(self):
     self.flows: dict[Flow, float] = {}
     self.moved_bytes = 0.0
     self.used_s = 0.0
-    self.busy_s = 0.0
-    self._since_s = 0.0
 
-  def enter(self, flow: 'Flow', byte_s: float, now_s: float) -> None:
-    if not self.flows:
-      self._since_s = now_s
-    self.flows[flow] = byte_s
-
-  def leave(self, flow: 'Flow', num_bytes: float, now_s: float) -> None:
+  def leave(self, flow: 'Flow', num_bytes: float) -> None:
     """The flow goes, after `num_bytes`."""
     self.used_s += num_bytes * self.flows.pop(flow)
     self.moved_bytes += num_bytes
-    if not self.flows:
-      self.busy_s += now_s - self._since_s
 
 
 class Flow:
@@ -89,15 +79,14 @@ class Sharing:
 
   def enter(self, flow: Flow) -> None:
     """It flows from now on."""
-    now_s = self._clock.now_s
-    flow.since_s, flow.flowed_bytes = now_s, 0.0
+    flow.since_s, flow.flowed_bytes = self._clock.now_s, 0.0
     is_alone, slowest_s = True, 0.0
     for port, byte_s in flow.uses:
       if port.flows:
         is_alone = False
       if byte_s > slowest_s:
         slowest_s = byte_s
-      port.enter(flow, byte_s, now_s)
+      port.flows[flow] = byte_s
     if is_alone:
       self._flows_at(flow, slowest_s)
     else:
@@ -109,9 +98,8 @@ class Sharing:
     if flow.due is not None:
       self._clock.drop(flow.due)
     flow.byte_s, flow.due = 0.0, None
-    now_s = self._clock.now_s
     for port, _ in flow.uses:
-      port.leave(flow, flow.flowed_bytes, now_s)
+      port.leave(flow, flow.flowed_bytes)
     for port, _ in flow.uses:
       for other in port.flows:
         self._share(other)
