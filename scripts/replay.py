@@ -181,27 +181,38 @@ def main(argv: list[str] | None = None) -> int:
   return 0 if same == total else 1
 
 
+class Folder:
+  """A run's results, to be compared with one simulation or another.
+
+  Raises as the loader does where the folder is not one.
+  """
+
+  def __init__(self, results: Path, bind: Sequence[str] = ()):
+    self.run = results / 'operative_config.gin'
+    self.experiment, _ = load(self.run, bind, Experiment)
+    self.records = read_records(results / 'records.jsonl')
+    self.journal = read_journal(results / 'events.jsonl')
+
+  def compare(self, costs: CostModel) -> Comparison:
+    """As `compare`."""
+    return compare(self.experiment, self.records, self.journal, costs)
+
+  def costs(self, path: Path) -> CostModel:
+    """What this run would believe with a gin file of other costs."""
+    both = [f"include '{each.resolve()}'\n" for each in (self.run, path)]
+    with TemporaryDirectory() as folder:
+      with_costs = Path(folder) / 'with_costs.gin'
+      with_costs.write_text(''.join(both))
+      return load(with_costs, (), Experiment)[0].costs
+
+
 def of_folder(
   results: Path, costs: Path | None = None, bind: Sequence[str] = ()
 ) -> Comparison:
   """`compare` of a results folder; raises as it and the loader do."""
-  run = results / 'operative_config.gin'
-  experiment, _ = load(run, bind, Experiment)
-  return compare(
-    experiment,
-    read_records(results / 'records.jsonl'),
-    read_journal(results / 'events.jsonl'),
-    _costs_of(run, costs) if costs else experiment.costs,
-  )
-
-
-def _costs_of(run: Path, costs: Path) -> CostModel:
-  """What a run file with other costs believes."""
-  both = [f"include '{path.resolve()}'\n" for path in (run, costs)]
-  with TemporaryDirectory() as folder:
-    path = Path(folder) / 'with_costs.gin'
-    path.write_text(''.join(both))
-    return load(path, (), Experiment)[0].costs
+  folder = Folder(results, bind)
+  believed = folder.costs(costs) if costs else folder.experiment.costs
+  return folder.compare(believed)
 
 
 if __name__ == '__main__':
