@@ -18,11 +18,9 @@ Everything that decides runs here, in one thread; only `Backend.wait` waits.
 from collections.abc import Callable
 from collections.abc import Iterable
 from dataclasses import dataclass
-import heapq
-import itertools
 
+from mooncake_jax.arrivals import Agenda
 from mooncake_jax.blocks.segments import owner
-from mooncake_jax.changes import Change
 from mooncake_jax.changes import Changes
 from mooncake_jax.changes import NOTHING
 from mooncake_jax.cluster import Cluster
@@ -62,23 +60,27 @@ class Decision:
 
 # What the Conductor was told and asked, in order: enough to replay it.
 Journal = list[Decision | Event]
+Note = Callable[[Decision], None]
 # Called with each finished record; may give the session's next request.
 FollowUp = Callable[[RequestRecord], Request | None]
 
 
 def serve(
-  requests: Iterable[Request],
+  requests: Iterable[Request] | Agenda,
   conductor: Conductor,
   cluster: Cluster,
   follow_up: FollowUp | None = None,
   on_event: Callable[[Event], None] | None = None,
   keeps_journal: bool = True,
   changes: Changes = NOTHING,
+  on_decision: Callable[[Decision], None] | None = None,
+  on_record: Callable[[RequestRecord], None] | None = None,
 ) -> tuple[list[RequestRecord], Journal]:
   """Serves all requests to their ends.
 
   Args:
-    requests: in any order; each is taken at its arrival_s.
+    requests: in any order; each is taken at its arrival_s. Or what they come
+      from as they come, `arrivals.Live`, with all that is to happen meanwhile.
     conductor: places them; sees every event.
     cluster: serves them.
     follow_up: see `FollowUp`; closes the loop of a conversation.
@@ -86,6 +88,9 @@ def serve(
     changes: what happens meanwhile; what would be after the last request's
       end does not.
     keeps_journal: else it stays empty, and the cluster tells of no works.
+    on_decision: called with each decision, before its request's first event.
+    on_record: called with each record as it ends, however it does; then it is
+      let go, and none is returned: a server's would grow for ever.
 
   Returns:
     One record a request, in order of arrival, and the journal.
@@ -94,11 +99,20 @@ def serve(
     NotConserved: requests, tokens, blocks or bytes were lost or made up, which
       is an error of the system and not of the workload.
   """
-  agenda = Agenda(requests, changes)
+  agenda = requests
+  if not isinstance(agenda, Agenda):
+    agenda = Agenda(agenda, changes)
   book, journal = RecordBook(), [] if keeps_journal else _Nowhere()
   cluster.tells_works = keeps_journal
-  retries = Retries(conductor, cluster, book, journal)
+  note = _noting(journal, on_decision)
+  retries = Retries(conductor, cluster, book, note)
   balance = Conservation({})
+
+  def let_go(record: RequestRecord) -> None:
+    if on_record is not None:
+      book.forget(record.request_id)
+      balance.forget()
+      on_record(record)
 
   def hear(events: list[Event]) -> None:
     for event in events:
@@ -116,19 +130,23 @@ def serve(
       request = follow_up(ended) if ended and follow_up else None
       if request is not None:
         agenda.add(request)
+      if ended is not None:
+        let_go(ended)
 
   hear(cluster.step(cluster.backend.now_s()))  # what an SSD still holds
   balance = Conservation(cluster.held_blocks())
-  while agenda.num_requests or not cluster.idle:
+  while agenda.is_open or not cluster.idle:
     now_s = cluster.backend.now_s()
     # What is known, such as a drain, is heard before anybody is placed.
     while not cluster.has_news and (due := agenda.take(now_s)):
-      if isinstance(due, Change):
+      if not isinstance(due, Request):
         due.happen(cluster)
         continue
       balance.took()
-      if _arrive(due, conductor, cluster, book, journal, now_s):
+      if _arrive(due, conductor, cluster, book, note, now_s):
         retries.remember(due)
+      else:
+        let_go(book[due.request_id])
     hear(cluster.step(agenda.next_s))
     if advice := conductor.advise(cluster.backend.now_s()):
       _carry_out(advice, cluster)
@@ -136,41 +154,18 @@ def serve(
   return book.records, journal
 
 
-class Agenda:
-  """Requests to come and changes, in order of time, then of asking."""
+def _noting(
+  journal: Journal, on_decision: Callable[[Decision], None] | None
+) -> Note:
+  """Puts a decision into the journal and tells it."""
+  if on_decision is None:
+    return journal.append
 
-  def __init__(self, requests: Iterable[Request], changes: Changes):
-    self._order = itertools.count()
-    self._changes = changes
-    self._due: list[tuple[float, int, Request | Change]] = []
-    self.num_requests = 0
-    for change in changes.changes:
-      self._push(change.at_s, change)
-    for request in requests:
-      self.add(request)
+  def note(decision: Decision) -> None:
+    journal.append(decision)
+    on_decision(decision)
 
-  @property
-  def next_s(self) -> float | None:
-    """When the next is due; None if there is none."""
-    return self._due[0][0] if self._due else None
-
-  def add(self, request: Request) -> None:
-    """One more, and when its client will have gone."""
-    self.num_requests += 1
-    self._push(request.arrival_s, request)
-    if change := self._changes.of(request):
-      self._push(change.at_s, change)
-
-  def take(self, now_s: float) -> Request | Change | None:
-    """The next that is due by now, if any."""
-    if not self._due or self._due[0][0] > now_s:
-      return None
-    due = heapq.heappop(self._due)[2]
-    self.num_requests -= isinstance(due, Request)
-    return due
-
-  def _push(self, time_s: float, due: Request | Change) -> None:
-    heapq.heappush(self._due, (time_s, next(self._order), due))
+  return note
 
 
 class _Nowhere(list[Decision | Event]):
@@ -205,12 +200,12 @@ class Retries:
     conductor: Conductor,
     cluster: Cluster,
     book: RecordBook,
-    journal: Journal,
+    note: Note,
   ):
     self._conductor = conductor
     self._cluster = cluster
     self._book = book
-    self._journal = journal
+    self._note = note
     self._requests: dict[str, Request] = {}
     self._avoid: dict[str, tuple[str, ...]] = {}
 
@@ -233,9 +228,7 @@ class Retries:
       return False
     avoid = (*failed, event.instance)
     name = request.request_id
-    decision = _ask(
-      self._conductor, self._journal, request, now_s, attempt, avoid
-    )
+    decision = _ask(self._conductor, self._note, request, now_s, attempt, avoid)
     if isinstance(decision, Rejection):
       return False
     self._book.decided(request, decision, now_s)
@@ -272,7 +265,7 @@ def _arrive(
   conductor: Conductor,
   cluster: Cluster,
   book: RecordBook,
-  journal: Journal,
+  note: Note,
   now_s: float,
 ) -> bool:
   """Places one request; a bad one is recorded and the run goes on.
@@ -283,7 +276,7 @@ def _arrive(
   if reason := cluster.refusal(request):
     book.refused(request, reason, now_s)
     return False
-  decision = _ask(conductor, journal, request, now_s)
+  decision = _ask(conductor, note, request, now_s)
   book.decided(request, decision, now_s)
   if isinstance(decision, Rejection):
     return False
@@ -293,17 +286,17 @@ def _arrive(
 
 def _ask(
   conductor: Conductor,
-  journal: Journal,
+  note: Note,
   request: Request,
   now_s: float,
   attempt: int = 0,
   avoid: tuple[str, ...] = (),
 ) -> Placement | Rejection:
-  """The Conductor's decision, which goes into the journal."""
+  """The Conductor's decision, which is noted."""
   asked = (request, now_s, attempt, frozenset(avoid))
   keeps = conductor.spec.keep_explanations
   why = conductor.explain(*asked) if keeps else None
   decision = conductor.place(*asked)
   name = request.request_id
-  journal.append(Decision(now_s, name, decision, attempt, avoid, why))
+  note(Decision(now_s, name, decision, attempt, avoid, why))
   return decision

@@ -32,6 +32,7 @@ FLOORS = {
   'store': 3,
   'instance': 3,
   'transfer': 3,
+  'arrivals': 4,
   'changes': 4,
   'cluster': 4,
   'cluster_members': 4,

@@ -39,6 +39,10 @@ class Conservation:
     """A request came."""
     self._num_requests += 1
 
+  def forget(self) -> None:
+    """A request has ended, and its record is not kept."""
+    self._num_requests -= 1
+
   def observe_store(self, event: Event) -> None:
     """Counts an event that is no request's."""
     if isinstance(event, BlocksStored):

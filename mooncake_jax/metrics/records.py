@@ -38,6 +38,12 @@ class RecordBook:
   def __contains__(self, request_id: str) -> bool:
     return request_id in self._records
 
+  def forget(self, request_id: str) -> None:
+    """Lets a record go that has ended; nothing more is told of it."""
+    del self._records[request_id]
+    self._repeated.pop(request_id, None)
+    self._preempted.pop(request_id, None)
+
   def refused(self, request: Request, reason: str, now_s: float) -> None:
     """A request that can't be served at all."""
     record = self._open(request)

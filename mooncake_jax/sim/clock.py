@@ -20,6 +20,11 @@ class Clock:
     self._due: list[Due] = []
     self._order = itertools.count()
 
+  @property
+  def next_s(self) -> float | None:
+    """When the next is due, be it dropped or not; None if none is."""
+    return self._due[0][0] if self._due else None
+
   def at(self, time_s: float, call: Callable[..., None], *args: Any) -> Due:
     """Calls at `time_s`, or now if that is past; returns what `drop` takes."""
     if time_s < self.now_s:

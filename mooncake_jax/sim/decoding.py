@@ -2,6 +2,7 @@
 """A decode work on the virtual clock: its steps in closed form."""
 
 from dataclasses import dataclass
+from dataclasses import replace
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
@@ -30,6 +31,27 @@ class Decoding:
     """Ends it at the first boundary; whether this is sooner than it would."""
     before, self.steps = self.steps.count, self.steps.until(time_s)
     return self.steps.count < before
+
+  def progress(self, now_s: float) -> Completion | None:
+    """Tokens that came before `now_s`; its end tells the rest, at least one."""
+    if self.steps.first_s >= now_s:
+      return None
+    count = self.steps.until(now_s).count - 1
+    if not count:
+      return None
+    told, self.steps = self.steps, self.steps.without(count)
+    told = replace(told, count=count)
+    rows = tuple(
+      [RowTokens(r.request_id, r.attempt, told) for r in self.batch.rows]
+    )
+    return Completion(
+      self.work_id,
+      'completed',
+      self.start_s,
+      told.last_s,
+      rows=rows,
+      done=False,
+    )
 
   def completion(self) -> Completion:
     """What it emitted by its end."""
