@@ -26,6 +26,7 @@ from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.spec import bucket
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.model import pages as kv_pool
+from mooncake_jax.model.huge_pages import on_huge_pages
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Sampling
@@ -70,7 +71,7 @@ class StagePool:
     self.page_tokens = layout.page_tokens
     self.table_pages = layout.pages_for(spec.max_tokens)
     self._whole = NamedSharding(mesh, PartitionSpec())
-    self.kv = kv_pool.init_pool(
+    kv = kv_pool.init_pool(
       config,
       spec.num_pages,
       layout.page_tokens,
@@ -78,6 +79,7 @@ class StagePool:
       mesh,
       num_layers or layers[1] - layers[0],
     )
+    self.kv = on_huge_pages(kv)
     self.copies_now = self.can_copy_now = cpu_copies.on_cpu(self.kv)
 
   def check(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mooncake_jax.model import fuse
 from mooncake_jax.model import params as model_params
+from mooncake_jax.model.huge_pages import on_huge_pages
 from mooncake_jax.model.params import Params
 
 # A tree to be copied onto the mesh, or what loads it there, slice by slice.
@@ -47,9 +48,11 @@ class Weights:
       with jax.set_mesh(mesh):
         params = _arranged(params, unroll)  # so nothing holds the other layout
         params = fuse.fuse(params, heads)
-        return [cut(params, *group) for group in groups]
+        return on_huge_pages([cut(params, *group) for group in groups])
     trees = [cut(self._tree(unroll, heads), *group) for group in groups]
-    return [jax.device_put(tree, fuse.shardings(tree, mesh)) for tree in trees]
+    return on_huge_pages(
+      [jax.device_put(tree, fuse.shardings(tree, mesh)) for tree in trees]
+    )
 
   def _tree(self, unroll: bool, heads: bool) -> Params:
     if (unroll, heads) not in self._trees:

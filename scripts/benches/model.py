@@ -17,6 +17,7 @@ from mooncake_jax.model import params
 from mooncake_jax.model import sharding
 from mooncake_jax.model.decode import decode_step
 from mooncake_jax.model.decode import DecodeState
+from mooncake_jax.model.huge_pages import on_huge_pages
 from mooncake_jax.model.kernels import AttentionChoice
 from mooncake_jax.model.prefill import prefill_chunk
 from mooncake_jax.model.sampling import SamplingRows
@@ -64,10 +65,12 @@ class Model:
     self.mesh = sharding.make_mesh(jax.devices()[:1], config)
     made = params.init_params(config, jax.random.key(0), dtype, self.mesh)
     made = made if unroll else params.stack_layers(made)
-    self.params = fuse.fuse(params.materialize_unembed(made))
+    fused = fuse.fuse(params.materialize_unembed(made))
+    self.params = on_huge_pages(fused)
     self._pages = -(-max_tokens // PAGE_TOKENS)
     count = num_pages or 1 + max_batch * self._pages
-    self._kv = pages.init_pool(config, count, PAGE_TOKENS, dtype, self.mesh)
+    pool = pages.init_pool(config, count, PAGE_TOKENS, dtype, self.mesh)
+    self._kv = on_huge_pages(pool)
 
   def _table(self, row: int, each: int) -> np.ndarray:
     """Rows of `each` pages lie behind each other."""
