@@ -10,6 +10,7 @@ from mooncake_jax.changes import Changes
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import CostModel
+from mooncake_jax.gateway.limits import GatewaySpec
 from mooncake_jax.model.kernels import AttentionChoice
 from mooncake_jax.slo import SLO
 from mooncake_jax.systems.vllm import VllmSpec
@@ -30,7 +31,7 @@ class Experiment:
     slo: the limits that effective requests keep.
     costs: what the Conductor believes work takes.
     instances: the same for instances that differ, by name.
-    workload: the requests.
+    workload: the requests; None where clients send them (scripts/serve.py).
     backend: 'device' serves on JAX devices, 'virtual' simulates.
     store: the Mooncake Store that a cluster with `mooncake_bytes` shares with
       others, on devices; a simulation has its own.
@@ -42,6 +43,8 @@ class Experiment:
     vllm: serves instead of the cluster, in a simulation: coupled instances, to
       compare with; the conductor and most of the cluster have no part then.
     changes: what happens while it runs.
+    gateway: limits of the server.
+    tokenizer: whose text a simulation speaks to clients; None is the model's.
     keeps_journal: whether all that happened is kept, for timelines and to
       replay it; a large simulation takes less memory and time without.
   """
@@ -52,7 +55,7 @@ class Experiment:
   conductor: ConductorSpec
   slo: SLO
   costs: CostModel
-  workload: Workload
+  workload: Workload | None = None
   backend: Literal['device', 'virtual'] = 'virtual'
   truth: CostModel | None = None
   instances: Mapping[str, CostModel] = field(default_factory=dict)
@@ -63,6 +66,8 @@ class Experiment:
   show_answers: int = 0
   vllm: VllmSpec | None = None
   changes: Changes = Changes()
+  gateway: GatewaySpec = GatewaySpec()
+  tokenizer: Model | None = None
   keeps_journal: bool = True
 
   def __post_init__(self):
@@ -72,6 +77,11 @@ class Experiment:
           f'Experiment.{name}={getattr(self, name)} needs '
           'Experiment.backend="virtual"'
         )
+    if self.tokenizer is not None and self.backend == 'device':
+      raise ValueError(
+        f'Experiment.tokenizer={self.tokenizer}: on devices the model has its '
+        'own'
+      )
     known = (*self.cluster.prefill_names, *self.cluster.decode_names)
     for name in (*self.instances, *(self.true_instances or ())):
       if name not in known:

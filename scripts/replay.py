@@ -38,6 +38,7 @@ from scripts.errors import one_line_errors
 from scripts.experiment import Experiment
 from scripts.serving import backends
 from scripts.serving import conductor_of
+from scripts.serving import prepare
 from scripts.serving import serve_once
 from scripts.workloads import Prepared
 
@@ -115,12 +116,7 @@ def compare(
     ValueError: its requests can't be made again from its workload.
   """
   config = experiment.model.read_config()
-  prepared = experiment.workload.prepare(
-    experiment.model,
-    config,
-    experiment.cluster,
-    tokens=experiment.backend == 'device',
-  )
+  prepared = prepare(experiment, config)
   _check(prepared, records)
   decided = [entry.decision for entry in journal if isinstance(entry, Decision)]
   repeated = replay(

@@ -37,7 +37,16 @@ class Outcome:
 
 
 def prepare(experiment: Experiment, config: ModelConfig) -> Prepared:
-  """The workload's requests, with tokens where devices need them."""
+  """The workload's requests, with tokens where devices need them.
+
+  Raises:
+    ValueError: there are none, as clients send them.
+  """
+  if experiment.workload is None:
+    raise ValueError(
+      'Experiment.workload=None: clients send requests, scripts/serve.py '
+      'serves them'
+    )
   return experiment.workload.prepare(
     experiment.model,
     config,
@@ -147,9 +156,13 @@ def _beliefs(
 
 @contextmanager
 def backends(
-  experiment: Experiment, config: ModelConfig
+  experiment: Experiment,
+  config: ModelConfig,
+  simulated: type[VirtualBackend] = VirtualBackend,
 ) -> Iterator[Callable[[], Backend]]:
   """What gives an idle backend for each run of an experiment.
+
+  A simulation's is `simulated`, one that jumps or one that keeps pace.
 
   Devices are loaded and compiled for once, and taken again; bytes that a run
   left in their segments lie there unknown to the next.
@@ -163,7 +176,7 @@ def backends(
       cluster.chunk_tokens * config.model_dim * cluster.kv_dtype_bytes,
       'handoff',
     )
-    yield lambda: VirtualBackend(
+    yield lambda: simulated(
       truth,
       cluster.layers_of_stages(config),
       instances=experiment.instances if instances is None else instances,

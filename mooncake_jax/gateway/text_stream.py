@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 # What a tokenizer decodes a part of a character to.
 INCOMPLETE = '\N{REPLACEMENT CHARACTER}'
+# Tokens that are decoded again with each new one: what a tokenizer makes of a
+# token goes by its neighbours, not by the whole answer.
+CONTEXT_TOKENS = 8
 
 
 class TextStream:
@@ -33,6 +36,7 @@ class TextStream:
       raise ValueError(f'TextStream: {stop=} has an empty string')
     self._decode = decode
     self._stop = tuple(stop)
+    # The last tokens, and how much of their text was shown.
     self._tokens: list[int] = []
     self._shown = 0
     self.stopped: str | None = None
@@ -49,7 +53,10 @@ class TextStream:
       # The first to be whole, wherever tokens end; of equals the longest.
       self.stopped = min(ends, key=lambda s: (ends[s], -len(s)))
       return self._show(text, starts[self.stopped])
-    return self._show(text, len(text) - self._held_back(text))
+    shown = self._show(text, len(text) - self._held_back(text))
+    if len(self._tokens) > 2 * CONTEXT_TOKENS:
+      self._forget(text)
+    return shown
 
   def end(self) -> str:
     """What was held back: no more tokens come."""
@@ -61,6 +68,14 @@ class TextStream:
   def _show(self, text: str, stop: int) -> str:
     start, self._shown = self._shown, max(stop, self._shown)
     return text[start : self._shown]
+
+  def _forget(self, text: str) -> None:
+    """Lets tokens go whose text was shown, where the rest reads the same."""
+    last = self._tokens[-CONTEXT_TOKENS:]
+    rest = self._decode(last)
+    gone = len(text) - len(rest)
+    if text.endswith(rest) and gone <= self._shown:
+      self._tokens, self._shown = last, self._shown - gone
 
   def _held_back(self, text: str) -> int:
     """Characters at the end that more tokens may change or make a stop."""

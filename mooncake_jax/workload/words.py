@@ -39,6 +39,10 @@ class WordCodec:
         f'first_token={self.first_token!r} and {len(ROLES)} roles'
       )
 
+  def encode(self, text: str) -> list[int]:
+    """Token ids of plain text."""
+    return [*map(self._word, text.split())]
+
   def encode_chat(self, messages: Sequence[Message]) -> list[int]:
     """Token ids of a chat, ending where the assistant speaks."""
     ids = []
