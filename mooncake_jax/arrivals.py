@@ -73,7 +73,7 @@ class Live(Agenda):
   """Requests and commands from other threads, until it is closed.
 
   They are taken in the order in which they were posted. The loop's thread
-  reads, any other posts; a request's `arrival_s` is when it was posted,
+  reads, any other posts; a request's `arrival_s` is when its client came,
   whatever it says. How many wait is bounded by who posts.
   """
 
@@ -93,9 +93,14 @@ class Live(Agenda):
   def next_s(self) -> float | None:
     return self._turned_s + TURN_AT_LEAST_S
 
-  def post(self, due: Request | Command) -> None:
-    """From any thread, while it is open."""
-    self._posted.append((time.perf_counter(), due))
+  def post(self, due: Request | Command, came_s: float | None = None) -> None:
+    """From any thread, while it is open.
+
+    Args:
+      came_s: when its client came, on `time.perf_counter`; None is now.
+    """
+    since_s = time.perf_counter() if came_s is None else came_s
+    self._posted.append((since_s, due))
     self._wake()
 
   def close(self) -> None:
@@ -107,8 +112,8 @@ class Live(Agenda):
     self._turned_s = now_s
     if not self._posted:
       return None
-    posted_s, due = self._posted.popleft()
+    since_s, due = self._posted.popleft()
     if not isinstance(due, Request):
       return due
-    waited_s = time.perf_counter() - posted_s
+    waited_s = time.perf_counter() - since_s
     return replace(due, arrival_s=max(0.0, now_s - waited_s))

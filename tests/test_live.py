@@ -132,3 +132,14 @@ def test_what_was_posted_before_the_end_is_served(num_requests):
       live.post(make_request(f'r{i}', range(5 + i % 7), 3))
   outcomes = {record.outcome for record in heard.records.values()}
   assert len(heard.records) == num_requests and outcomes == {'completed'}
+
+
+def test_the_wait_begins_when_the_client_came_not_when_it_was_posted():
+  with running() as (live, heard, _):
+    time.sleep(0.1)
+    live.post(make_request('r', range(30), 2), time.perf_counter() - 0.08)
+    heard.until(lambda: 'r' in heard.records)
+  record = heard.records['r']
+  assert record.placed_s is not None and record.ttft_s is not None
+  assert record.placed_s - record.arrival_s >= 0.08
+  assert record.ttft_s >= 0.08

@@ -165,6 +165,7 @@ class Gateway:
     self, request: Request, schema: type[Body], prefix: str
   ) -> Response:
     """Reads, prepares, submits; what it returns answers."""
+    came_s = time.perf_counter()  # its text is still to become tokens
     quota = self._quota(request)
     self.driver.check(1)  # before any work
     raw = await self._bodies.read(request)
@@ -175,8 +176,16 @@ class Gateway:
       body, choices, writer = await loop.run_in_executor(self._threads, made)
     else:
       body, choices, writer = made()
-    timeout_s = self.spec.write_timeout_s
-    return Call(call_id, body, choices, writer, self.driver, quota, timeout_s)
+    return Call(
+      call_id,
+      body,
+      choices,
+      writer,
+      self.driver,
+      quota,
+      self.spec.write_timeout_s,
+      came_s,
+    )
 
   def _prepared(
     self, raw: bytes, schema: type[Body], call_id: str, quota: Quota

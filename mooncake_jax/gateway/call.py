@@ -43,8 +43,9 @@ class Call(Response):
     driver: Driver,
     quota: Quota,
     write_timeout_s: float,
+    came_s: float,
   ):
-    """Opens its quota and submits.
+    """Opens its quota and submits; `came_s` is as of `Live.post`.
 
     Raises:
       ApiError: 429 or 503; then nothing was submitted.
@@ -67,7 +68,7 @@ class Call(Response):
     for choice in choices:
       choice.owner = quota.tenant.name
       choice.on_change = self._changed.set
-      driver.submit(choice)
+      driver.submit(choice, came_s)
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers; see `starlette.responses.Response`."""

@@ -103,10 +103,14 @@ class Driver:
     if len(self._choices) + num_choices > self._max_open:
       raise too_many('The server has too much to do.', 'server_busy', 1.0)
 
-  def submit(self, choice: Choice) -> None:
-    """Begins a request; its choice hears what becomes of it."""
+  def submit(self, choice: Choice, came_s: float | None = None) -> None:
+    """Begins a request; its choice hears what becomes of it.
+
+    Args:
+      came_s: see `Live.post`.
+    """
     self._choices[choice.request.request_id] = choice
-    self._live.post(choice.request)
+    self._live.post(choice.request, came_s)
 
   def cancel(self, choice: Choice) -> None:
     """Ends a request that nobody waits for any more."""
