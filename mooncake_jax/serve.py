@@ -75,6 +75,7 @@ def serve(
   changes: Changes = NOTHING,
   on_decision: Callable[[Decision], None] | None = None,
   on_record: Callable[[RequestRecord], None] | None = None,
+  book: RecordBook | None = None,
 ) -> tuple[list[RequestRecord], Journal]:
   """Serves all requests to their ends.
 
@@ -91,6 +92,8 @@ def serve(
     on_decision: called with each decision, before its request's first event.
     on_record: called with each record as it ends, however it does; then it is
       let go, and none is returned: a server's would grow for ever.
+    book: where the records are kept, for whoever wants to look at them in the
+      loop's thread; empty.
 
   Returns:
     One record a request, in order of arrival, and the journal.
@@ -102,7 +105,8 @@ def serve(
   agenda = requests
   if not isinstance(agenda, Agenda):
     agenda = Agenda(agenda, changes)
-  book, journal = RecordBook(), [] if keeps_journal else _Nowhere()
+  book = RecordBook() if book is None else book
+  journal = [] if keeps_journal else _Nowhere()
   cluster.tells_works = keeps_journal
   note = _noting(journal, on_decision)
   retries = Retries(conductor, cluster, book, note)

@@ -8,6 +8,7 @@ import time
 
 from mooncake_jax.gateway.app import Gateway
 from mooncake_jax.gateway.asked import Served
+from mooncake_jax.gateway.board import Board
 from mooncake_jax.gateway.codec import placeholders
 from mooncake_jax.gateway.driver import Driver
 from mooncake_jax.gateway.measures import Measures
@@ -40,7 +41,9 @@ def gateway(experiment: Experiment, tenants: Tenants) -> Iterator[Gateway]:
     driver = Driver(
       cluster, conductor, spec.max_open_choices, (measures, recent)
     )
-    yield Gateway(served, driver, tenants, spec, measures, recent)
+    mode = 'simulated' if served.is_simulated else 'on devices'
+    board = Board(driver, recent, experiment.title, mode)
+    yield Gateway(served, driver, tenants, spec, measures, recent, board)
 
 
 def served_of(experiment: Experiment, config: ModelConfig) -> Served:

@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the status page is told: true, whatever happened, and bounded."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 import json
+import time
 
 import pytest
 
 from fuzz import Trial
+from gateway_pieces import Running
+from gateway_pieces import running
+from lifecycle import COSTS
+from mooncake_jax.conductor.spec import ConductorSpec
+from mooncake_jax.gateway.board import FRESH_S
+from mooncake_jax.gateway.limits import GatewaySpec
 from mooncake_jax.gateway.status import figures
 from mooncake_jax.gateway.status import fleet
-from mooncake_jax.gateway.status import Lately
 from mooncake_jax.gateway.status import life
 from mooncake_jax.gateway.status import MOST_INSTANCES
 from mooncake_jax.gateway.status import spans
+from mooncake_jax.gateway.tenants import Tenant
+from mooncake_jax.gateway.tenants import Tenants
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import serve
 from mooncake_jax.slo import SLO
+from tiny_experiment import tiny
 
 
 def served(seed: int, on_event=None):
@@ -31,13 +41,8 @@ def served(seed: int, on_event=None):
 @pytest.mark.parametrize('seed', range(8))
 def test_figures_are_those_of_a_summary(seed):
   trial, records = served(seed)
-  lately = Lately()
-  for record in records:
-    lately.add(record)
-  found, whole = (
-    figures(lately.lives(), trial.slo),
-    summarize(records, trial.slo),
-  )
+  lives = [life(record, 0.0) for record in records]
+  found, whole = figures(lives, trial.slo), summarize(records, trial.slo)
   outcomes = found.pop('outcomes')
   assert sum(outcomes.values()) == whole.offered
   assert all(n == getattr(whole, end) for end, n in outcomes.items())
@@ -95,22 +100,120 @@ def test_of_many_instances_the_busiest_are_listed():
   assert told['queue_s'] == 3.0
 
 
-def test_only_the_last_requests_are_kept():
-  lately = Lately(most=3)
-  records = [
-    RequestRecord(str(i), 1, 0.0, outcome='rejected', finished_s=1.0)
-    for i in range(10)
-  ]
-  for record in records[:4]:
-    lately.add(record)
-  assert [each['id'] for each in lately.lives()] == ['1', '2', '3']
-  for record in records[4:6]:
-    lately.add(replace(record))
-  assert [each['id'] for each in lately.lives()] == ['3', '4', '5']
-
-
 def test_nothing_ended_has_no_figures():
   found = figures([], SLO())
   assert found['offered'] == 0
   assert found['hit_rate_by_tier'] is None
   assert found['effective_request_capacity'] is None
+
+
+SLOW = replace(COSTS, decode_base_s=0.2)
+SECRET = 'xyzzy'
+
+
+def served_slowly(tenants: Tenants | None = None):
+  rules = ConductorSpec(admission='none')
+  spec = GatewaySpec(model_name='tiny')
+  return running(
+    tiny(backend='virtual', costs=SLOW, gateway=spec, conductor=rules), tenants
+  )
+
+
+def ask(server: Running, max_tokens: int, key: str | None = None):
+  body = {
+    'model': 'tiny',
+    'prompt': f'{SECRET} ' * 20,
+    'max_tokens': max_tokens,
+  }
+  return server.post('/v1/completions', body, key)
+
+
+def test_the_board_tells_what_runs_and_what_ended():
+  with served_slowly() as server:
+    ask(server, 2)
+    with begun(server):
+      time.sleep(1.0)
+      status, headers, told = server.get('/status.json')
+    assert status == 200 and headers['cache-control'] == 'no-store'
+    ended, under_way = told['requests']
+    assert (ended['outcome'], under_way['outcome']) == ('completed', 'running')
+    assert ended['reused_tokens'] == {} and under_way['reused_tokens']
+    assert under_way['spans'][-1][0] == 'decode' and told['running'] == 1
+    assert 2 <= under_way['output_tokens'] <= 8
+    assert told['recent']['outcomes'] == {'completed': 1}
+    assert told['fleet']['decode']['rows'] == 1
+    assert told['slo'] == {'ttft_s': 30.0, 'tbt_s': 0.1}
+    assert SECRET not in json.dumps(told)
+    until(lambda: server.made.driver.num_open == 0)
+    time.sleep(FRESH_S)
+    _, _, told = server.get('/status.json')
+    assert [r['outcome'] for r in told['requests']] == [
+      'completed',
+      'cancelled',
+    ]
+    page = server.get('/')[2]
+    assert 'recent.outcomes.cancelled' in page and SECRET not in page
+
+
+@contextmanager
+def begun(server: Running):
+  """A stream whose client leaves at the end."""
+  connection = server.connection()
+  asked = {'model': 'tiny', 'prompt': f'{SECRET} ' * 20, 'stream': True}
+  body = json.dumps({**asked, 'max_tokens': 60})
+  headers = {'Content-Type': 'application/json'}
+  connection.request('POST', '/v1/completions', body, headers)
+  connection.getresponse().read(1)
+  try:
+    yield
+  finally:
+    connection.close()
+
+
+def until(holds):
+  deadline_s = time.monotonic() + 20
+  while not holds():
+    assert time.monotonic() < deadline_s
+    time.sleep(0.02)
+
+
+def test_a_tenant_sees_its_own_requests_and_an_operator_all():
+  keys = {name: name * 16 for name in ('a', 'b', 'op')}
+  tenants = Tenants(
+    [
+      (keys['a'], Tenant('a', 'salt a')),
+      (keys['b'], Tenant('b', 'salt b')),
+      (keys['op'], Tenant('op', 'salt op', is_operator=True)),
+    ]
+  )
+  with served_slowly(tenants) as server:
+    assert ask(server, 1)[0] == 401
+    for name in 'aab':
+      assert ask(server, 1, keys[name])[0] == 200
+    assert server.get('/status.json')[0] == 401
+    assert (
+      server.get('/')[0] == 200
+      and 'recent' not in server.get('/')[2].split('<script>')[0]
+    )
+    seen = {
+      name: server.get('/status.json', key)[2] for name, key in keys.items()
+    }
+  assert {name: len(told['requests']) for name, told in seen.items()} == {
+    'a': 2,
+    'b': 1,
+    'op': 3,
+  }
+  assert seen['a']['fleet'] is seen['b']['fleet'] is None
+  assert seen['op']['fleet']['prefill']['instances'] == 2
+  # A hit of b's would tell it of a's prompt.
+  assert sum(seen['b']['recent']['hit_rate_by_tier'].values()) == 0
+
+
+def test_a_question_that_fails_ends_nobody_but_its_asker():
+  with served_slowly() as server:
+    rows = server.made.driver.conductor.view.prefill.row
+    row = rows.pop('prefill0')
+    assert server.get('/status.json')[0] == 500
+    rows['prefill0'] = row
+    time.sleep(FRESH_S)
+    assert server.get('/status.json')[0] == 200

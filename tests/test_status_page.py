@@ -16,14 +16,13 @@ import pytest
 
 from browser import Browser
 from browser import browser
-from fuzz import Trial
+from gateway_pieces import Running
+from gateway_pieces import running
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.gateway import status_page
-from mooncake_jax.gateway.status import figures
-from mooncake_jax.gateway.status import fleet
-from mooncake_jax.gateway.status import Lately
-from mooncake_jax.gateway.status import life
-from mooncake_jax.request import RequestRecord
-from mooncake_jax.serve import serve
+from mooncake_jax.gateway.limits import GatewaySpec
+from mooncake_jax.slo import SLO
+from tiny_experiment import tiny
 
 HOSTILE = '<img src=x onerror="document.title=1">{{script}}</script>'
 NAMELESS = """
@@ -83,75 +82,68 @@ def window() -> Iterator[Browser]:
     yield opened
 
 
-def status(title: str = 'a cluster') -> dict[str, Any]:
-  """What a random cluster has to tell, one request still under way."""
-  trial = Trial(3)
-  records, _ = serve(trial.requests, trial.conductor, trial.cluster)
-  lately = Lately()
-  for record in records:
-    lately.add(record)
-  ended, now_s = lately.lives(), trial.backend.now_s()
-  running = RequestRecord('still', 10, 0.0, placed_s=0.0, fetch_start_s=now_s)
-  statistics = trial.cluster.master.statistics()
-  return {
-    'title': title,
-    'mode': 'simulated',
-    'now_s': now_s,
-    'span_s': now_s,
-    'running': 1,
-    'slo': {'ttft_s': trial.slo.ttft_s, 'tbt_s': trial.slo.tbt_s},
-    'fleet': fleet(trial.conductor.view, statistics.segments, now_s),
-    'recent': figures(ended, trial.slo),
-    'requests': [*ended, life(running, now_s)],
-  }
-
-
-def test_the_page_shows_the_status_and_goes_by_the_keyboard(window, tmp_path):
-  told = status(HOSTILE)
-  with server(told) as here:
-    window.open(here.url)
-    window.wait('document.getElementById("since").textContent === "live"')
-    assert HOSTILE in window.run('return document.body.innerText')
-    assert HOSTILE in window.run('return document.title')
-    bars = '#lanes [role=option]'
-    count = 'return document.querySelectorAll(arguments[0]).length'
-    assert window.run(count, bars) == len(told['requests'])
-    assert window.run(count, 'main .instances li') == sum(
-      len(part)
-      for part in (
-        told['fleet']['prefill']['busiest'],
-        told['fleet']['decode']['busiest'],
-        told['fleet']['store'],
-      )
+@pytest.fixture(scope='module')
+def served() -> Iterator[Running]:
+  """A server that has answered and refused, under a hostile title."""
+  rules, spec = ConductorSpec(), GatewaySpec(model_name='tiny')
+  slo = SLO(ttft_s=5e-3)
+  with running(
+    tiny(
+      title=HOSTILE, backend='virtual', conductor=rules, slo=slo, gateway=spec
     )
-    assert window.run(NAMELESS) == []
+  ) as server:
+    for prompt in ('a ' * 8, 'a ' * 20, 'b ' * 90, 'a ' * 20):
+      body = {'model': 'tiny', 'prompt': prompt, 'max_tokens': 4}
+      server.post('/v1/completions', body)
+    yield server
 
-    window.run('document.getElementById("lanes").focus()')
-    window.press('home')
-    first = told['requests'][0]['id']
-    assert window.run('return document.activeElement.id') == 'lanes'
-    window.wait(
-      f'document.getElementById("told").innerText.startsWith({first!r})'
+
+def test_the_page_shows_the_status_and_goes_by_the_keyboard(
+  window, served, tmp_path
+):
+  told = served.get('/status.json')[2]
+  assert {r['outcome'] for r in told['requests']} == {'completed', 'rejected'}
+  window.open(served.url)
+  window.wait('document.getElementById("since").textContent === "live"')
+  assert HOSTILE in window.run('return document.body.innerText')
+  assert HOSTILE in window.run('return document.title')
+  bars = '#lanes [role=option]'
+  count = 'return document.querySelectorAll(arguments[0]).length'
+  assert window.run(count, bars) == len(told['requests'])
+  assert window.run(count, 'main .instances li') == sum(
+    len(part)
+    for part in (
+      told['fleet']['prefill']['busiest'],
+      told['fleet']['decode']['busiest'],
+      told['fleet']['store'],
     )
-    window.press('right', 'p')
-    assert (
-      window.wait('document.getElementById("since").textContent') == 'paused'
-    )
+  )
+  assert window.run(NAMELESS) == []
 
-    for scheme, dark in (('light', False), ('dark', True)):
-      window.dark(dark)
-      picture = window.screenshot()
-      (tmp_path / f'{scheme}.png').write_bytes(picture)
-      assert len(picture) > 20_000
-    assert window.errors() == []
+  window.run('document.getElementById("lanes").focus()')
+  window.press('home')
+  first = told['requests'][0]['id']
+  assert window.run('return document.activeElement.id') == 'lanes'
+  window.wait(
+    f'document.getElementById("told").innerText.startsWith({first!r})'
+  )
+  window.press('right', 'p')
+  assert window.wait('document.getElementById("since").textContent') == 'paused'
+
+  for scheme, dark in (('light', False), ('dark', True)):
+    window.dark(dark)
+    picture = window.screenshot()
+    (tmp_path / f'{scheme}.png').write_bytes(picture)
+    assert len(picture) > 20_000
+  assert window.errors() == []
 
 
-def test_whoever_has_no_key_is_asked_for_one(window):
+def test_whoever_has_no_key_is_asked_for_one(window, served):
   with server({'error': {}}) as here:
     here.code = 401
     window.open(here.url)
     window.wait('!document.getElementById("locked").hidden')
-    here.code, here.answer = 200, status()
+    here.code, here.answer = 200, served.get('/status.json')[2]
     window.run('document.getElementById("key").focus()')
     window.press(*'abc', '\ue007')
     window.wait('document.getElementById("since").textContent === "live"')
@@ -159,8 +151,8 @@ def test_whoever_has_no_key_is_asked_for_one(window):
     assert window.run('return document.getElementById("locked").hidden')
 
 
-def test_a_server_that_is_gone_is_told_and_found_again(window):
-  with server(status()) as here:
+def test_a_server_that_is_gone_is_told_and_found_again(window, served):
+  with server(served.get('/status.json')[2]) as here:
     here.code = 503
     window.open(here.url)
     window.wait('document.getElementById("dot").className === "lost"')

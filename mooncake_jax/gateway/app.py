@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request
+from starlette.responses import HTMLResponse
 from starlette.responses import JSONResponse
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -23,6 +24,7 @@ from starlette.routing import Route
 
 from mooncake_jax import __version__
 from mooncake_jax.gateway import openapi
+from mooncake_jax.gateway import status_page
 from mooncake_jax.gateway.answers import Answer
 from mooncake_jax.gateway.answers import Health
 from mooncake_jax.gateway.answers import ModelCard
@@ -30,6 +32,7 @@ from mooncake_jax.gateway.answers import ModelList
 from mooncake_jax.gateway.asked import prepare
 from mooncake_jax.gateway.asked import prompt_texts
 from mooncake_jax.gateway.asked import Served
+from mooncake_jax.gateway.board import Board
 from mooncake_jax.gateway.bodies import Bodies
 from mooncake_jax.gateway.call import Call
 from mooncake_jax.gateway.choice import Choice
@@ -67,6 +70,7 @@ class Gateway:
     spec: GatewaySpec,
     measures: Measures,
     recent: Recent,
+    board: Board,
   ):
     """`measures` and `recent` are among the driver's watchers."""
     self.served = served
@@ -75,6 +79,7 @@ class Gateway:
     self.spec = spec
     self.measures = measures
     self.recent = recent
+    self.board = board
     self._bodies = Bodies(spec)
     self._threads = ThreadPoolExecutor(2, 'prepare')
     self._document = openapi.document(__version__)
@@ -93,6 +98,8 @@ class Gateway:
 
   def routes(self) -> list[BaseRoute]:
     return [
+      Route('/', self.page),
+      Route('/status.json', self.status),
       Route('/health', self.health),
       Route('/metrics', self.metrics),
       Route('/openapi.json', self.openapi),
@@ -102,6 +109,18 @@ class Gateway:
       Route('/v1/chat/completions', self.chat, methods=['POST']),
       Route('/v1/conductor/explain/{id}', self.explain),
     ]
+
+  async def page(self, request: Request) -> Response:
+    """Says nothing by itself where keys are needed: it asks for one."""
+    plain = 'This server wants a key, which only a script can send.'
+    if not self.tenants.has_keys:
+      plain = await self.board.text(self._quota(request))
+    return HTMLResponse(status_page.page(plain), headers=status_page.headers())
+
+  async def status(self, request: Request) -> Response:
+    told = await self.board.document(self._quota(request))
+    headers = {'cache-control': 'no-store'}
+    return Response(told, 200, headers, media_type='application/json')
 
   async def health(self, request: Request) -> Response:
     """200 while requests are taken."""

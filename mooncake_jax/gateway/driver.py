@@ -25,6 +25,7 @@ from mooncake_jax.gateway.choice import Choice
 from mooncake_jax.gateway.choice import Told
 from mooncake_jax.gateway.errors import ApiError
 from mooncake_jax.gateway.errors import too_many
+from mooncake_jax.metrics.records import RecordBook
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import serve
@@ -47,16 +48,30 @@ class _Ask:
   events: asyncio.AbstractEventLoop
 
   def happen(self, cluster: Cluster) -> None:
-    value = self.question(cluster)
-    self.events.call_soon_threadsafe(self._tell, value)
+    try:
+      value = self.question(cluster)
+    except Exception as error:  # its asker's, not the loop's
+      self.events.call_soon_threadsafe(self._tell, None, error)
+    else:
+      self.events.call_soon_threadsafe(self._tell, value)
 
-  def _tell(self, value: Any) -> None:
-    if not self.answer.done():
+  def _tell(self, value: Any, error: Exception | None = None) -> None:
+    if self.answer.done():
+      return
+    if error is None:
       self.answer.set_result(value)
+    else:
+      self.answer.set_exception(error)
 
 
 class Driver:
-  """Submits and cancels; its methods are called on the event loop."""
+  """Submits and cancels; its methods are called on the event loop.
+
+  Attributes:
+    book: records of what is under way; to be read in the loop's thread.
+    error: what ended the loop, if anything did.
+    is_draining: no more requests are taken.
+  """
 
   def __init__(
     self,
@@ -72,6 +87,7 @@ class Driver:
     """
     self.cluster = cluster
     self.conductor = conductor
+    self.book = RecordBook()
     self.error: BaseException | None = None
     self.is_draining = False
     self._max_open = max_open
@@ -168,6 +184,7 @@ class Driver:
         keeps_journal=False,
         on_decision=self._tell,
         on_record=self._tell,
+        book=self.book,
       )
     except BaseException as caught:  # told to whoever waits, then raised again
       error = caught
@@ -202,6 +219,9 @@ class Driver:
           watcher.decided(choice, told)
       elif isinstance(told, RequestRecord):
         del choices[told.request_id]
+        if choice.finish_reason is not None:
+          # A stop string ended the answer; the cancel was our own.
+          told.outcome, told.reason = 'completed', ''
         for watcher in self._watchers:
           watcher.ended(choice, told)
 

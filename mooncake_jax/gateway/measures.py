@@ -74,9 +74,7 @@ class Measures:
     """Counted when they end."""
 
   def ended(self, choice: Choice, record: RequestRecord) -> None:
-    # A stop string ends an answer, and its request is cancelled.
-    is_done = choice.finish_reason is not None
-    outcome = 'completed' if is_done else record.outcome
+    outcome = record.outcome
     self._requests.labels(outcome).inc()
     if outcome in ('rejected', 'rejected_late'):
       self._rejections.labels(record.reason).inc()

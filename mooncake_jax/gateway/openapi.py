@@ -73,6 +73,7 @@ def _paths() -> dict[str, Any]:
     '/v1/models/{id}': {'get': _get('model', ModelCard, 'id')},
     '/v1/conductor/explain/{id}': {'get': _get('explain', None, 'id')},
     '/health': {'get': _get('health', Health)},
+    '/status.json': {'get': _get('status', None)},
     '/metrics': {'get': _get('metrics', None, content='text/plain')},
   }
 

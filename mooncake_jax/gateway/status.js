@@ -52,7 +52,7 @@ function drawTiles(s) {
     node('dt', {}, name), node('dd', {}, value, node('small', {}, unit)));
   fill('tiles',
     tile('Running', count(s.running)),
-    tile('Waiting for prefill', count(fleet.prefill.queued)),
+    fleet ? tile('Waiting for prefill', count(fleet.prefill.queued)) : '',
     tile('Requests', digits(rate(recent.offered)), '/s'),
     tile('Output', count(rate(recent.output_tokens)), 'tokens/s'),
     tile('Within the SLO', percent(recent.effective_request_capacity)),
@@ -130,7 +130,10 @@ function meter(name, text, value, most, closed, label) {
 }
 const percentCss = share => `${(100 * share).toFixed(1)}%`;
 
-function drawFleet({fleet: {prefill, decode, store}, slo}) {
+function drawFleet({fleet, slo}) {
+  for (const part of document.querySelectorAll('.fleet')) part.hidden = !fleet;
+  if (!fleet) return;
+  const {prefill, decode, store} = fleet;
   const listed = role => role.instances > role.busiest.length
     ? `, the ${role.busiest.length} busiest of them here` : '';
   at('prefill-sum').textContent = many(prefill.instances, 'instance') +

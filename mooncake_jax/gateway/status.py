@@ -8,7 +8,6 @@ runs.
 """
 
 from collections import Counter
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +16,13 @@ from typing import NamedTuple
 from mooncake_jax.blocks.segments import MEDIA
 from mooncake_jax.conductor.view import View
 from mooncake_jax.metrics.latency import tbt_tail_s
+from mooncake_jax.metrics.latency import tpot_s
 from mooncake_jax.metrics.summary import statistics
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.slo import SLO
 from mooncake_jax.store.statistics import SegmentUse
 
 MOST_INSTANCES = 64  # of each role, the busiest
-MOST_ENDED = 256
 _DIGITS = 6  # microseconds
 Life = dict[str, Any]
 
@@ -133,35 +132,11 @@ def _media(segments: Sequence[SegmentUse]) -> list[MediumStatus]:
   return found
 
 
-class Lately:
-  """The requests that ended lately, each made a life once, when asked for.
-
-  A life is a request as JSON tells it: when, where and how long, nothing of
-  what was said.
-  """
-
-  def __init__(self, most: int = MOST_ENDED):
-    self._ended: deque[RequestRecord] = deque(maxlen=most)
-    self._lives: deque[Life] = deque(maxlen=most)
-
-  def add(self, record: RequestRecord) -> None:
-    """A request has ended; its record does not change any more."""
-    self._ended.append(record)
-
-  def lives(self) -> list[Life]:
-    """In the order in which they ended.
-
-    One thread may ask while another adds: what it adds meanwhile is told the
-    next time.
-    """
-    while self._ended:
-      record = self._ended.popleft()
-      self._lives.append(life(record, record.finished_s or 0.0))
-    return [*self._lives]
-
-
 def life(record: RequestRecord, now_s: float) -> Life:
-  """A request's life until `now_s`, or until its end."""
+  """A request until `now_s`, or its end: when, where and how long.
+
+  Nothing of what was said; all times are those of the records.
+  """
   return {
     'id': record.request_id,
     'outcome': record.outcome,
@@ -176,7 +151,9 @@ def life(record: RequestRecord, now_s: float) -> Life:
     'reused_tokens': dict(record.reused_tokens),
     'output_tokens': record.num_output_tokens,
     'ttft_s': record.ttft_s,
-    'tbt_s': tbt_tail_s(record),
+    # Of what runs it would change with every token, and cost too much.
+    'tbt_s': None if record.finished_s is None else tbt_tail_s(record),
+    'tpot_s': tpot_s(record),
     'preemptions': record.preemptions,
     'spans': spans(record, now_s),
   }

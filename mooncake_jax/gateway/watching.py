@@ -85,12 +85,14 @@ class Seen:
     owner: the tenant's name.
     decision: the last one about it.
     record: once it has ended.
+    life: of that, once somebody looked; see `status.life`.
   """
 
   request_id: str
   owner: str
   decision: Decision | None = None
   record: RequestRecord | None = None
+  life: dict[str, Any] | None = None
 
 
 class Recent:
@@ -148,15 +150,15 @@ def explained(seen: Seen) -> dict[str, Any]:
     found['outcome'], found['reason'] = record.outcome, record.reason
     found['ttft_s'] = record.ttft_s
     found['reused_tokens'] = record.reused_tokens
-  return _finite(found)
+  return finite(found)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
   """JSON knows no infinity."""
   if isinstance(value, float):
     return value if math.isfinite(value) else None
   if isinstance(value, dict):
-    return {key: _finite(each) for key, each in value.items()}
+    return {key: finite(each) for key, each in value.items()}
   if isinstance(value, list | tuple):
-    return [_finite(each) for each in value]
+    return [finite(each) for each in value]
   return value
