@@ -15,6 +15,8 @@ from model_pieces import make_prompt
 from model_pieces import make_table
 from model_pieces import PAGE_TOKENS
 from model_pieces import Runner
+from mooncake_jax.engine.bound_step import Batch
+from mooncake_jax.engine.bound_step import BoundStep
 from mooncake_jax.model import pages
 from mooncake_jax.model import params as model_params
 from mooncake_jax.model import sharding
@@ -172,3 +174,24 @@ def test_steps_lower_for_every_platform(tensor, dtype):
     exported = jax.export.export(step, platforms=['cpu', 'cuda', 'tpu'])(*args)
     assert exported.platforms == ('cpu', 'cuda', 'tpu')
     assert exported.nr_devices == tensor
+
+
+def test_a_bound_step_draws_as_the_step_it_binds_does():
+  rows = [
+    Sampling(),
+    Sampling(temperature=0.7, top_k=5, seed=2**32 - 1, logprobs=2),
+    Sampling(temperature=1.3, top_p=0.6, min_p=0.05, seed=7),
+  ]
+  plain, bound = Runner(LLAMA), Runner(LLAMA)
+  state = make_state(plain.mesh, [30, 0, 4], rows)
+  packed = Batch.of(jax.tree.map(np.asarray, state))
+  batch = sharding.place(packed, bound.mesh)
+  step = BoundStep(bound.params, LLAMA, 'jnp')
+  for _ in range(3):
+    state, report_BR, plain.kv = decode_step(
+      plain.params, LLAMA, plain.kv, state
+    )
+    batch, found_BR, bound.kv = step(bound.kv, batch)
+    np.testing.assert_array_equal(found_BR, report_BR)
+    np.testing.assert_array_equal(batch.moving_2B[0], state.tokens_B)
+    np.testing.assert_array_equal(batch.moving_2B[1], state.positions_B)

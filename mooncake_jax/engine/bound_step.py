@@ -1,26 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode steps with the parameters bound once.
 
-A call costs the host about a microsecond an array, as what XLA notes of each
-has left the processor's cache since the last step (LOG.md). So a compiled
-program takes the arrays in a flat list, small ones of one shape as one, and
-returns only what changes.
+A call costs the host microseconds an array, as what XLA notes of each has left
+the processor's cache since the last step (LOG.md). So a compiled program takes
+the parameters in a flat list, small ones of one shape as one, and a batch as
+two arrays: one that each step gives back, one that stays.
+
+B batch row, X columns of 32 bits.
 """
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax import numpy as jnp
+import numpy as np
 
 from mooncake_jax.model.decode import decode_step
 from mooncake_jax.model.decode import DecodeState
 from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Params
+from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
 
 Place = tuple[int, int | None]  # of a leaf: which array, where in it
+# The first columns of a batch: who is active, and `SamplingRows`; then pages.
+_DTYPES = ('bool', 'float32', 'int32', 'float32', 'float32', 'int32', 'bool')
+
+
+class Batch(NamedTuple):
+  """A `DecodeState` in two arrays of int32; floats and bools as their bits.
+
+  Attributes:
+    moving_2B: tokens and positions.
+    fixed_BX: all the rest, column by column.
+  """
+
+  moving_2B: jax.Array | np.ndarray
+  fixed_BX: jax.Array | np.ndarray
+
+  @classmethod
+  def of(cls, state: DecodeState) -> 'Batch':
+    """Packs host arrays."""
+    columns = [state.active_B, *jax.tree.leaves(state.sampling)]
+    assert [str(column_B.dtype) for column_B in columns] == [*_DTYPES]
+    fixed_BX = np.column_stack([*map(_bits, columns), state.page_table_BP])
+    return cls(np.stack([state.tokens_B, state.positions_B]), fixed_BX)
 
 
 class BoundStep:
@@ -46,31 +72,49 @@ class BoundStep:
     return len(self._arrays)
 
   def __call__(
-    self, kv: jax.Array, state: DecodeState
-  ) -> tuple[DecodeState, jax.Array, jax.Array]:
+    self, kv: jax.Array, batch: Batch
+  ) -> tuple[Batch, jax.Array, jax.Array]:
     """See `decode_step`; `kv` is donated."""
-    size = len(state.tokens_B)
+    size = batch.moving_2B.shape[1]
     if size not in self._programs:
-      self._programs[size] = self._compile(kv, state)
-    tokens_B, positions_B, report_BR, kv = self._programs[size](
-      kv, state, *self._arrays
-    )
-    state = replace(state, tokens_B=tokens_B, positions_B=positions_B)
-    return state, report_BR, kv
+      self._programs[size] = self._compile(kv, batch)
+    moving_2B, report_BR, kv = self._programs[size](kv, *batch, *self._arrays)
+    return Batch(moving_2B, batch.fixed_BX), report_BR, kv
 
-  def _compile(self, kv: jax.Array, state: DecodeState) -> Any:
-    def step(kv, state, *arrays):
+  def _compile(self, kv: jax.Array, batch: Batch) -> Any:
+    def step(kv, moving_2B, fixed_BX, *arrays):
       leaves = [
         arrays[i] if at is None else arrays[i][at] for i, at in self._places
       ]
       params = jax.tree.unflatten(self._treedef, leaves)
       state, report_BR, kv = decode_step(
-        params, self._config, kv, state, self._kernel
+        params, self._config, kv, _unpacked(moving_2B, fixed_BX), self._kernel
       )
-      return state.tokens_B, state.positions_B, report_BR, kv
+      moving_2B = jnp.stack([state.tokens_B, state.positions_B])
+      return moving_2B, report_BR, kv
 
     jitted = jax.jit(step, donate_argnums=0)
-    return jitted.lower(kv, state, *self._arrays).compile()
+    return jitted.lower(kv, *batch, *self._arrays).compile()
+
+
+def _unpacked(moving_2B: jax.Array, fixed_BX: jax.Array) -> DecodeState:
+  columns = [_of_bits(fixed_BX[:, i], dtype) for i, dtype in enumerate(_DTYPES)]
+  active_B, *sampling = columns
+  table_BP = fixed_BX[:, len(columns) :]
+  rows = SamplingRows(*sampling)
+  return DecodeState(moving_2B[0], moving_2B[1], active_B, table_BP, rows)
+
+
+def _bits(column_B: jax.Array | np.ndarray) -> np.ndarray:
+  """A bool becomes 0 or 1, a number stays the bits it is."""
+  is_bool = column_B.dtype == np.bool_
+  return np.asarray(column_B, np.int32 if is_bool else None).view(np.int32)
+
+
+def _of_bits(column_B: jax.Array, dtype: str) -> jax.Array:
+  if dtype == 'bool':
+    return column_B != 0
+  return jax.lax.bitcast_convert_type(column_B, dtype)
 
 
 def _pack(leaves: list[jax.Array]) -> tuple[list[jax.Array], list[Place]]:

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from mooncake_jax.backend import DecodeRow
+from mooncake_jax.engine.bound_step import Batch
 from mooncake_jax.engine.bound_step import BoundStep
 from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.spec import bucket
 from mooncake_jax.engine.stage_pool import ChunkInputs
 from mooncake_jax.engine.stage_pool import StagePool
-from mooncake_jax.model import decode
+from mooncake_jax.model.decode import DecodeState
 from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import join_params
 from mooncake_jax.model.params import Params
@@ -80,7 +81,7 @@ class MeshModel:
     )
     return out
 
-  def batch(self, rows: Sequence[DecodeRow]) -> decode.DecodeState:
+  def batch(self, rows: Sequence[DecodeRow]) -> Batch:
     """Puts a batch on the devices, padded with inactive rows."""
     B = bucket(len(rows), self.pool.spec.batch_sizes, 'rows')
     tokens_B = np.zeros(B, np.int32)
@@ -99,17 +100,14 @@ class MeshModel:
     padding = [Sampling()] * (B - len(rows))
     sampling = SamplingRows.of([*(row.sampling for row in rows), *padding])
     active_B = np.arange(B) < len(rows)
-    return self.pool.put(
-      decode.DecodeState(
-        tokens_B, positions_B, active_B, page_table_BP, sampling
-      )
+    state = DecodeState(
+      tokens_B, positions_B, active_B, page_table_BP, sampling
     )
+    return self.pool.put(Batch.of(state))
 
-  def step(
-    self, state: decode.DecodeState
-  ) -> tuple[decode.DecodeState, jax.Array]:
+  def step(self, batch: Batch) -> tuple[Batch, jax.Array]:
     """Steps a batch by one token; returns the report on it [B, R] too."""
-    state, report_BR, self.pool.kv = self.steps(self.pool.kv, state)
+    batch, report_BR, self.pool.kv = self.steps(self.pool.kv, batch)
     if not self.pool.can_copy_now:  # a CPU's arrays are read where they are
       report_BR.copy_to_host_async()
-    return state, report_BR
+    return batch, report_BR
