@@ -87,6 +87,8 @@ def search(
   tolerance: float = 0.05,
   max_scale: float = 64.0,
   on_run: Callable[[float, Summary], None] = lambda rate, summary: None,
+  start_scale: float = 1.0,
+  step: float = 2.0,
 ) -> Capacity:
   """Bisects the rate of a simulated experiment, see `metrics.goodput`.
 
@@ -94,6 +96,8 @@ def search(
     max_scale: never faster than so many times the native rate, nor slower
       than one so-many-th of it.
     on_run: is told every rate and what it gave.
+    start_scale: the first rate, of the native one.
+    step: see `metrics.goodput`.
 
   Raises:
     ValueError: it runs on devices, or all requests arrive at once.
@@ -119,10 +123,11 @@ def search(
   found = goodput(
     run_at_rate,
     target,
-    native,
+    native * start_scale,
     tolerance,
     min_rate=native / max_scale,
     max_rate=native * max_scale,
+    step=step,
   )
   return Capacity(native, experiment.cluster.num_nodes, found)
 

@@ -42,6 +42,7 @@ FLOORS = {
   'systems': 4,
   'gateway': 5,
   'distributed': 5,
+  'assess': 4,
   'report': 5,
 }
 JAX_ROOMS = {'model', 'transfer', 'engine', 'distributed'}

@@ -36,8 +36,9 @@ def goodput(
   tolerance: float = 0.05,
   min_rate: float = 1e-3,
   max_rate: float = 1e4,
+  step: float = 2.0,
 ) -> Goodput:
-  """Doubles or halves the rate until it brackets the target, then bisects.
+  """Steps up or down until the rate brackets the target, then bisects.
 
   Args:
     run_at_rate: serves the workload at so many requests per second and
@@ -48,10 +49,12 @@ def goodput(
     tolerance: stop when the bracket is narrower than this share of its lower
       end.
     min_rate, max_rate: never run outside of these.
+    step: factor of the steps; a small one where start_rate is a good guess.
 
   Raises:
     ValueError: a target outside (0, 1], rates that are not
-      0 < min_rate <= start_rate <= max_rate, a tolerance not above 0.
+      0 < min_rate <= start_rate <= max_rate, a tolerance not above 0, a step
+      not above 1.
   """
   if not 0 < target <= 1:
     raise ValueError(f'goodput: target={target!r} must be in (0, 1]')
@@ -61,13 +64,14 @@ def goodput(
       f'max_rate={max_rate!r} must hold'
     )
   check_positive('goodput: tolerance', tolerance)
+  check_positive('goodput: step - 1', step - 1)
   runs: list[tuple[float, float]] = []
 
   def attains(rate: float) -> bool:
     runs.append((rate, run_at_rate(rate)))
     return runs[-1][1] >= target
 
-  low, high = _bracket(attains, start_rate, min_rate, max_rate)
+  low, high = _bracket(attains, start_rate, min_rate, max_rate, step)
   while low is not None and high is not None and high > low * (1 + tolerance):
     middle = (low * high) ** 0.5
     if attains(middle):
@@ -78,20 +82,24 @@ def goodput(
 
 
 def _bracket(
-  attains: Callable[[float], bool], rate: float, lowest: float, highest: float
+  attains: Callable[[float], bool],
+  rate: float,
+  lowest: float,
+  highest: float,
+  step: float,
 ) -> tuple[float | None, float | None]:
   """A rate that attains and one that does not; None where the limit ends it."""
   if attains(rate):
     low = rate
     while low < highest:
-      rate = min(2 * low, highest)
+      rate = min(step * low, highest)
       if not attains(rate):
         return low, rate
       low = rate
     return low, None
   high = rate
   while high > lowest:
-    rate = max(high / 2, lowest)
+    rate = max(high / step, lowest)
     if attains(rate):
       return rate, high
     high = rate

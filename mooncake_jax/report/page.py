@@ -27,6 +27,10 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 62em;
        color: #222; padding: 0 1em }
 pre { background: #f6f6f6; padding: 1em; overflow-x: auto }
 figure { display: inline-block; margin: .5em .5em .5em 0 }
+table { border-collapse: collapse; margin: 1em 0 }
+th, td { padding: .2em .8em; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+.answer { font-size: 1.3em; border-left: 4px solid #2a5caa; padding-left: .8em }
 """
 
 
@@ -70,12 +74,21 @@ def _document(
   title: str, text: str, drawn: Sequence[str], folded: Mapping[str, str]
 ) -> str:
   figures = ''.join(f'<figure>{p}</figure>' for p in drawn)
+  return document(title, f'<pre>{escape(text)}</pre>{figures}', folded)
+
+
+def document(title: str, body: str, folded: Mapping[str, str]) -> str:
+  """A whole page.
+
+  Args:
+    body: HTML.
+    folded: texts that are shown when asked for, by their label.
+  """
   folds = ''.join(_fold(*item) for item in folded.items())
   return (
     '<!doctype html><html lang="en"><meta charset="utf-8">'
     f'<title>{escape(title)}</title><style>{_STYLE}</style>'
-    f'<h1>{escape(title)}</h1><pre>{escape(text)}</pre>{figures}{folds}'
-    '</html>\n'
+    f'<h1>{escape(title)}</h1>{body}{folds}</html>\n'
   )
 
 

@@ -149,7 +149,8 @@ def to_requests(
       from lengths. Its tokens_per_hash_id must be that of the rows.
     identity: of block keys made from tokens (model and KV dtype).
     sampling: of all requests; None is greedy.
-    tenant: of all requests; a salt of their block keys if not ''.
+    tenant: of requests whose rows name none; a salt of their block keys if
+      not ''.
 
   Raises:
     ValueError: maker and rows differ in tokens_per_hash_id.
@@ -159,9 +160,9 @@ def to_requests(
       f'TokenMaker.tokens_per_hash_id={maker.tokens_per_hash_id} but the rows '
       f'have {tokens_per_hash_id=}'
     )
-  salt = tenant or None
   requests = []
   for i, row in enumerate(rows):
+    salt = row.tenant or tenant or None
     prompt = None if maker is None else maker.prompt(row)
     if prompt is None:
       keys = trace_block_keys(row, tokens_per_hash_id, block_size_tokens, salt)
@@ -176,7 +177,7 @@ def to_requests(
         block_keys=keys,
         prompt=prompt,
         sampling=sampling or Sampling(),
-        tenant=tenant,
+        tenant=salt or '',
         identity=identity,
         reuse_known=row.hashed,
       )

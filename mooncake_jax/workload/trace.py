@@ -46,6 +46,7 @@ class TraceRow:
     hash_ids: one a started block of the prompt, first block first.
     hashed: whether the trace has them. Where it does not, they are made up,
       no two alike, and nobody knows what could be reused.
+    tenant: whose it is; prompts of two tenants share nothing.
   """
 
   timestamp_s: float
@@ -53,6 +54,7 @@ class TraceRow:
   output_tokens: int
   hash_ids: tuple[int, ...]
   hashed: bool = True
+  tenant: str = ''
 
 
 def parse_row(

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from the figures: which system, why, and how sure that is.
+
+Goodput decides, not hit rate: the highest rate at which the asked-for share of
+all requests keeps both limits, on the workload's own arrivals, made faster and
+slower. Each system's is found several times: as predicted, and in cases of what
+may be otherwise (costs, the Conductor's predictions, another time of the day).
+A gain counts where it is above `least_gain` in every case.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mooncake_jax.assess.break_even import BreakEven
+from mooncake_jax.assess.reuse import Reuse
+
+Family = Literal['coupled', 'apart', 'store']
+Answer = Literal['adopt', 'store_only', 'apart_only', 'no', 'unknown', 'open']
+PREDICTED = 'as predicted'
+LITTLE = 0.05  # a hit rate that no store could make a difference with
+
+SENTENCES: dict[Answer, str] = {
+  'adopt': (
+    'Adopt it: disaggregation alone is a gain here, and the store another.'
+  ),
+  'store_only': (
+    'Adopt it for its store: disaggregation without one would be no gain here.'
+  ),
+  'apart_only': (
+    "Disaggregate, but don't build the store: what it would reuse is no gain."
+  ),
+  'no': "Don't: coupled instances serve this workload as well or better.",
+  'unknown': (
+    'Whether the store pays cannot be known from this trace: it does not say '
+    'what prompts share.'
+  ),
+  'open': (
+    'Not decided: the difference is within the error of the prediction.'
+  ),
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+  """A figure as predicted, and its least and most over all cases."""
+
+  low: float
+  value: float
+  high: float
+
+
+@dataclass(frozen=True)
+class System:
+  """One alternative, at equal hardware.
+
+  Attributes:
+    goodputs: requests per second by case, 'as predicted' first; 0 where not
+      even the slowest rate kept the limits. Only the best of a family has
+      more than that one.
+    share: of requests that keep both limits at the workload's own rate.
+    hit_rate: at that rate; None if unknown.
+  """
+
+  name: str
+  family: Family
+  goodputs: Mapping[str, float]
+  share: float
+  hit_rate: float | None
+  ttft_p90_s: float | None
+  tbt_p90_s: float | None
+
+  @property
+  def rate(self) -> float:
+    return self.goodputs[PREDICTED]
+
+  @property
+  def goodput(self) -> Interval:
+    rates = self.goodputs.values()
+    return Interval(min(rates), self.rate, max(rates))
+
+
+@dataclass(frozen=True)
+class Verdict:
+  """The answer, its reasons and what makes it doubtful."""
+
+  answer: Answer
+  sentence: str
+  reasons: tuple[str, ...]
+  doubts: tuple[str, ...]
+  gains: dict[str, Interval]
+
+
+def best(systems: Sequence[System], family: Family) -> System:
+  """The one of the family with the highest goodput.
+
+  Raises:
+    ValueError: there is none.
+  """
+  found = [system for system in systems if system.family == family]
+  if not found:
+    raise ValueError(f'verdict: no system of {family=}')
+  return max(found, key=lambda system: system.rate)
+
+
+def gain(system: System, over: System) -> Interval:
+  """Ratio of goodputs less 1, case by case: +0.5 is half as much again."""
+  ratios = {
+    case: _ratio(rate, over.goodputs[case])
+    for case, rate in system.goodputs.items()
+    if case in over.goodputs
+  }
+  return Interval(min(ratios.values()), ratios[PREDICTED], max(ratios.values()))
+
+
+def verdict(
+  systems: Sequence[System],
+  reuse: Reuse | None,
+  even: BreakEven,
+  least_gain: float = 0.1,
+  doubts: Sequence[str] = (),
+) -> Verdict:
+  """Weighs the best of each family against the others."""
+  coupled, apart, store = (
+    best(systems, family) for family in ('coupled', 'apart', 'store')
+  )
+  gains = {
+    'apart over coupled': gain(apart, coupled),
+    'store over apart': gain(store, apart),
+    'store over coupled': gain(store, coupled),
+  }
+  answer = _answer(gains, reuse, least_gain)
+  reasons = [
+    *_goodputs((coupled, apart, store), gains),
+    *_about_reuse(reuse, even),
+    *_hits_without_gain(systems, least_gain),
+  ]
+  return Verdict(
+    answer, SENTENCES[answer], tuple(reasons), tuple(doubts), gains
+  )
+
+
+def _answer(
+  gains: Mapping[str, Interval], reuse: Reuse | None, least: float
+) -> Answer:
+  apart, store, whole = gains.values()
+  if reuse is None:
+    return 'unknown'
+  pays = reuse.hit_rate >= LITTLE
+  if pays and whole.low > least and store.low > least:
+    return 'adopt' if apart.low > 0 else 'store_only'
+  if apart.low > least and (store.high < least or not pays):
+    return 'apart_only'
+  if max(apart.high, whole.high if pays else apart.high) < least:
+    return 'no'
+  return 'open'
+
+
+def _goodputs(
+  chosen: Sequence[System], gains: Mapping[str, Interval]
+) -> list[str]:
+  words: dict[Family, str] = {
+    'coupled': 'coupled instances',
+    'apart': 'prefill and decode apart, no store',
+    'store': 'Mooncake',
+  }
+  found = [
+    f'Best of {words[system.family]}: {system.name}, {_shown(system)}.'
+    for system in chosen
+  ]
+  return found + [
+    f'Goodput, {name}: {_percent(each.value)} '
+    f'({_percent(each.low)} to {_percent(each.high)}).'
+    for name, each in gains.items()
+  ]
+
+
+def _shown(system: System) -> str:
+  each = system.goodput
+  if not each.high:
+    return 'no rate that was tried keeps the limits'
+  return f'{each.value:.3g} requests/s ({each.low:.3g} to {each.high:.3g})'
+
+
+def _about_reuse(reuse: Reuse | None, even: BreakEven) -> list[str]:
+  if reuse is None:
+    return [
+      'The trace has no hashes of its prompts: possible hits, working set, '
+      'room and age of what is reused are unknown, and all systems were '
+      'simulated without any reuse. Log hashes, or prompts, to know.'
+    ]
+  found = [
+    f'{reuse.hit_rate:.1%} of the prompt tokens could be reused, by '
+    f'{reuse.hit_prompts:.0%} of the prompts.'
+  ]
+  if reuse.capacity_tokens and reuse.hit_rate >= LITTLE:
+    most = max(reuse.capacity_tokens)
+    found.append(
+      f'{most:.0%} of that takes room for '
+      f'{reuse.capacity_tokens[most] / 1e6:.1f} M tokens.'
+    )
+    least = even.sure_tokens['DRAM']
+    found.append(
+      'Fetching from DRAM never beats recomputing on these costs.'
+      if least is None
+      else f'Fetching from DRAM beats recomputing from {least:,} tokens on.'
+    )
+  return found
+
+
+def _hits_without_gain(systems: Sequence[System], least: float) -> list[str]:
+  """Whoever hits more and serves no more: hit rate is not goodput."""
+  coupled = [s for s in systems if s.family == 'coupled' and s.hit_rate]
+  none = [s for s in systems if s.hit_rate == 0 and s.family == 'coupled']
+  store, apart = best(systems, 'store'), best(systems, 'apart')
+  pairs = [(store, apart)] if store.hit_rate else []
+  if coupled and none:
+    pairs.append((max(coupled, key=lambda s: s.rate), none[0]))
+  return [
+    f'Hits without a gain: {high.name} reuses {high.hit_rate:.0%} of the '
+    f'tokens, and its goodput is that of {low.name} '
+    f'{_percent(gain(high, low).value)}: prefill is not what limits it.'
+    for high, low in pairs
+    if (high.hit_rate or 0) >= LITTLE and gain(high, low).value < least / 2
+  ]
+
+
+def _ratio(mine: float, others: float) -> float:
+  if others == 0:
+    return 0.0 if mine == 0 else float('inf')
+  return mine / others - 1
+
+
+def _percent(share: float) -> str:
+  return f'{share:+.0%}'

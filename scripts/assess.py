@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says whether Mooncake is worth it for a trace, why, and how sure that is.
+
+  python scripts/assess.py [TRACE] --config configs/assess/NAME.gin
+    [--tokenizer MODEL] [--bind 'X.y=z'] [--out DIR] [--workers N]
+
+TRACE: Mooncake's or Bailian's JSON lines, Azure's or BurstGPT's CSV, or a log
+of OpenAI-style requests (`workload/request_log.py`); without one, the workload
+that the config names. Leaves report.html, which needs no other file, and
+assessment.json in DIR, or in results/assess/NAME.
+"""
+
+import argparse
+from dataclasses import asdict
+from datetime import datetime
+import json
+from pathlib import Path
+import sys
+
+from mooncake_jax.report.assessment import assessment_page
+from mooncake_jax.report.assessment import told
+from mooncake_jax.report.environment import environment
+from scripts.assessment.assess import assess
+from scripts.assessment.spec import Assessment
+from scripts.assessment.traces import read_trace
+from scripts.config import load
+from scripts.errors import one_line_errors
+
+
+def main(argv: list[str] | None = None) -> int:
+  args = _parser().parse_args(argv)
+  started = datetime.now().isoformat(timespec='seconds')
+  with one_line_errors():
+    assessment, operative = load(args.config, args.bind, Assessment)
+    trace, kind = Path(args.config).stem, 'generated'
+    if args.trace:
+      kind, rows = read_trace(args.trace, args.tokenizer, args.tenant_field)
+      assessment, trace = assessment.of(rows), args.trace.name
+    found = assess(assessment, trace, kind, args.workers)
+    out = args.out or Path('results/assess') / Path(trace).stem
+    out.mkdir(parents=True, exist_ok=True)
+    about = environment([], None, started)
+    text = json.dumps({**asdict(found), 'environment': about}, indent=2)
+    (out / 'assessment.json').write_text(text + '\n')
+    (out / 'operative_config.gin').write_text(operative)
+    (out / 'report.html').write_text(assessment_page(found, operative, about))
+  print(told(found))
+  print(f'\nresults: {out}, open {out / "report.html"}')
+  return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
+  add = parser.add_argument
+  add('trace', nargs='?', type=Path, metavar='TRACE')
+  add('--config', required=True, help='see configs/assess')
+  add('--tokenizer', type=Path, help='a model folder, for logs with texts')
+  add('--tenant-field', default='tenant', help='of a log; what separates it')
+  add('--bind', action='append', default=[], metavar='X.y=z')
+  add('--out', type=Path, help='default: results/assess/NAME')
+  add('--workers', type=int, default=0, help='default: one a core')
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main())

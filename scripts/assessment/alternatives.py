@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The systems that are compared, as experiments on equally many nodes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mooncake_jax.costs.perturbed import PerturbedCost
+from scripts.assessment.spec import Assessment
+from scripts.experiment import Experiment
+
+COUPLED: Mapping[str, tuple[bool, bool]] = {
+  # (prefix caching, chunked prefill)
+  'coupled': (False, False),
+  'coupled, prefix cache': (True, False),
+  'coupled, chunked prefill': (False, True),
+  'coupled, both': (True, True),
+}
+
+
+def coupled(assessment: Assessment, nodes: int) -> dict[str, Experiment]:
+  """One pool of vLLM-like nodes, with and without its two features."""
+  return {
+    name: replace(
+      assessment.experiment,
+      vllm=replace(
+        assessment.vllm,
+        instances=nodes,
+        prefix_caching=caching,
+        chunked_prefill=chunked,
+      ),
+    )
+    for name, (caching, chunked) in COUPLED.items()
+  }
+
+
+def mooncake(
+  assessment: Assessment, nodes: int, prefill: int, **cluster
+) -> Experiment:
+  """So many prefill nodes, the others decode; nobody is refused."""
+  experiment = assessment.experiment
+  return replace(
+    experiment,
+    cluster=replace(
+      experiment.cluster,
+      prefill_instances=prefill,
+      decode_instances=nodes - prefill,
+      **cluster,
+    ),
+    conductor=replace(experiment.conductor, admission='none'),
+  )
+
+
+def apart(assessment: Assessment, nodes: int, prefill: int) -> Experiment:
+  """DistServe-like: no store, the shortest queue, KVCache moved whole."""
+  whole = mooncake(assessment, nodes, prefill, reuse=False, streaming='prompt')
+  return replace(
+    whole, conductor=replace(whole.conductor, policy='load_balancing')
+  )
+
+
+def with_cpp(assessment: Assessment, nodes: int, prefill: int) -> Experiment:
+  """Prefill nodes in pipelines; what is left over decodes."""
+  stages = min(assessment.stages, prefill)
+  pipelines = prefill // stages
+  experiment = mooncake(
+    assessment,
+    nodes,
+    pipelines,
+    stages=stages,
+    chunk_tokens=assessment.chunk_tokens,
+  )
+  decode = nodes - pipelines * stages
+  return replace(
+    experiment, cluster=replace(experiment.cluster, decode_instances=decode)
+  )
+
+
+def with_rejection(
+  assessment: Assessment, nodes: int, prefill: int
+) -> Experiment:
+  """The Conductor refuses whom it could not serve within the limits."""
+  whole = mooncake(assessment, nodes, prefill)
+  return replace(
+    whole, conductor=replace(whole.conductor, admission=assessment.admission)
+  )
+
+
+def splits(nodes: int) -> list[int]:
+  """Numbers of prefill nodes to try: up to five, from few to most."""
+  wanted = {round(nodes * share / 8) for share in (2, 3, 4, 5, 6)}
+  return sorted(min(max(n, 1), nodes - 1) for n in wanted)
+
+
+def otherwise(
+  experiment: Experiment, error: float, noise: float
+) -> dict[str, Experiment]:
+  """The same where things are not as predicted; the split stays as it is.
+
+  Costs that are wrong alike make all systems slower or faster alike; wrong
+  against each other they move the balance of prefill and decode.
+  """
+  costs, more, less = experiment.costs, 1 + error, 1 / (1 + error)
+  return {
+    f'prefill {error:.0%} slower, decode faster': replace(
+      experiment, truth=PerturbedCost(costs, more, less)
+    ),
+    f'prefill {error:.0%} faster, decode slower': replace(
+      experiment, truth=PerturbedCost(costs, less, more)
+    ),
+    f'each work off by {noise:.0%}': replace(
+      experiment,
+      truth=PerturbedCost(costs, prefill_noise=noise, transfer_noise=noise),
+    ),
+  }

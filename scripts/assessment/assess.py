@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One trace from its rows to the verdict."""
+
+from dataclasses import replace
+import time
+
+from mooncake_jax.assess.assessed import Assessed
+from mooncake_jax.assess.assessed import Simulated
+from mooncake_jax.assess.break_even import assumed_spread
+from mooncake_jax.assess.break_even import break_even
+from mooncake_jax.assess.break_even import BreakEven
+from mooncake_jax.assess.break_even import spread_of
+from mooncake_jax.assess.reuse import measure_reuse
+from mooncake_jax.assess.reuse import Reuse
+from mooncake_jax.assess.reuse import working_set
+from mooncake_jax.assess.verdict import verdict
+from mooncake_jax.assess.window import busiest
+from mooncake_jax.blocks.accounting import kv_bytes
+from mooncake_jax.costs.points import load_points
+from mooncake_jax.costs.points import Points
+from mooncake_jax.workload.scale import scale_trace
+from mooncake_jax.workload.statistics import trace_statistics
+from scripts.assessment.searches import Pool
+from scripts.assessment.spec import Assessment
+from scripts.assessment.spec import sized
+from scripts.assessment.study import simulated
+from scripts.assessment.study import Study
+from scripts.fit_costs import held_out
+from scripts.gin_source import find
+from scripts.workloads import Rows
+from scripts.workloads import TraceWorkload
+
+
+def assess(
+  assessment: Assessment, trace: str, trace_format: str, workers: int = 0
+) -> Assessed:
+  """Measures, simulates and weighs; takes minutes.
+
+  Args:
+    assessment: whose workload is the whole trace.
+    trace, trace_format: how it is called.
+    workers: processes; 0 is one a core.
+
+  Raises:
+    ValueError: the trace has fewer than two requests that the model takes.
+  """
+  began_s = time.monotonic()
+  assessment, whole = _whole(assessment)
+  points = _points(assessment)
+  assessment = _with_error(assessment, points)
+  nodes = sized(assessment, whole)
+  first, part_rows = busiest(whole.rows, assessment.num_requests)
+  part = Rows(part_rows, [], whole.tokens_per_hash_id)
+  study = Study(assessment.of(part), nodes, whole, Pool(workers))
+  study.run()
+  reuse = _reuse(assessment, whole)
+  even = _break_even(assessment, points)
+  of = simulated(assessment, nodes, first, part, _hit_rate(assessment, part))
+  doubts = _doubts(assessment, of, len(whole.rows), reuse, points)
+  experiment = assessment.experiment
+  config, dtype_bytes = (
+    experiment.model.read_config(),
+    experiment.cluster.kv_dtype_bytes,
+  )
+  return Assessed(
+    experiment.title,
+    trace,
+    trace_format,
+    tuple(whole.errors[:20]),
+    trace_statistics(whole.rows, whole.tokens_per_hash_id),
+    reuse,
+    even,
+    of,
+    tuple(study.systems),
+    study.sweeps,
+    verdict(study.systems, reuse, even, assessment.least_gain, doubts),
+    kv_bytes(config, 1, dtype_bytes),
+    time.monotonic() - began_s,
+  )
+
+
+def _whole(assessment: Assessment) -> tuple[Assessment, Rows]:
+  """The whole trace, scaled as the config says; what is too long is told."""
+  workload = assessment.experiment.workload
+  assert isinstance(workload, TraceWorkload)
+  rows = workload.rows
+  read = rows if isinstance(rows, Rows) else Rows(rows, [])
+  experiment = assessment.experiment
+  model = experiment.model.read_config()
+  most = experiment.cluster.max_request_tokens(model)
+  fitting = [r for r in read.rows if r.input_tokens + r.output_tokens <= most]
+  errors = list(read.errors)
+  if too_long := len(read.rows) - len(fitting):
+    errors.append(
+      f'{too_long} requests are longer than {most} tokens: left out'
+    )
+  scaled = scale_trace(fitting, workload.scale, read.tokens_per_hash_id)
+  if len(scaled.rows) < 2:
+    raise ValueError(f'{len(scaled.rows)} requests are left: nothing to assess')
+  whole = Rows(scaled.rows, errors, scaled.tokens_per_hash_id)
+  plain = replace(workload, rows=whole, scale=type(workload.scale)())
+  return replace(
+    assessment, experiment=replace(experiment, workload=plain)
+  ), whole
+
+
+def _points(assessment: Assessment) -> Points | None:
+  """Of the file's only lane."""
+  if assessment.points is None:
+    return None
+  lanes = load_points(find(assessment.points))
+  if len(lanes) != 1:
+    raise ValueError(
+      f'Assessment.points={assessment.points!r} has {len(lanes)} lanes, must '
+      'be one'
+    )
+  return next(iter(lanes.values()))
+
+
+def _with_error(assessment: Assessment, points: Points | None) -> Assessment:
+  """The simulator's error and the costs' where they had not seen points."""
+  if points is None:
+    return assessment
+  unseen = sum(float(errors.mean()) for errors in held_out(points)) / 2
+  total = assessment.simulator_error + unseen
+  return replace(assessment, simulator_error=total)
+
+
+def _break_even(assessment: Assessment, points: Points | None) -> BreakEven:
+  experiment = assessment.experiment
+  spread = assumed_spread(assessment.noise)
+  if points is not None:
+    measured = spread_of(experiment.costs, points)
+    spread = replace(measured, links={**spread.links, **measured.links})
+  return break_even(
+    experiment.model.read_config(),
+    experiment.costs,
+    experiment.cluster.kv_dtype_bytes,
+    experiment.cluster.chunk_tokens,
+    spread,
+  )
+
+
+def _reuse(assessment: Assessment, whole: Rows) -> Reuse | None:
+  return measure_reuse(
+    whole.rows,
+    whole.tokens_per_hash_id,
+    assessment.experiment.cluster.block_size_tokens,
+  )
+
+
+def _hit_rate(assessment: Assessment, part: Rows) -> float | None:
+  if not all(row.hashed for row in part.rows):
+    return None
+  size = assessment.experiment.cluster.block_size_tokens
+  return working_set(part.rows, part.tokens_per_hash_id, size).hit_rate
+
+
+def _doubts(
+  assessment: Assessment,
+  of: Simulated,
+  num_requests: int,
+  reuse: Reuse | None,
+  points: Points | None,
+) -> list[str]:
+  """What the verdict rests on that may be otherwise."""
+  found = [
+    'Simulated, not measured. Costs are off by '
+    + (
+      f'{assessment.simulator_error:.1%} (the simulator and the fit, on '
+      'points it had not seen)'
+      if points
+      else f'{assessment.simulator_error:.0%} (assumed)'
+    )
+    + ': each gain stands for the worst of the cases below.',
+    f'A goodput is known to {assessment.tolerance:.0%}.',
+  ]
+  if of.num_requests < num_requests:
+    found.append(
+      f'Simulated are {of.num_requests:,} of {num_requests:,} requests, the '
+      f'busiest {of.duration_s / 60:.1f} minutes; faster rates squeeze these.'
+    )
+  if reuse and of.hit_rate is not None and reuse.hit_rate > of.hit_rate + 0.01:
+    found.append(
+      f'Caches are empty when that part begins: it could reuse '
+      f'{of.hit_rate:.0%}, the whole trace {reuse.hit_rate:.0%}. So the store '
+      'is worth more than is shown here.'
+    )
+  if reuse is not None:
+    found.append(
+      'Reuse within an id of the trace, and of answers that no later prompt '
+      'shows, is not counted.'
+    )
+  return found

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An assessment: the value that a file of configs/assess builds."""
+
+from dataclasses import dataclass
+from dataclasses import replace
+import math
+
+from mooncake_jax.conductor.admission import ADMISSIONS
+from mooncake_jax.costs.model import check_count
+from mooncake_jax.costs.model import check_positive
+from mooncake_jax.systems.vllm import VllmSpec
+from scripts.experiment import Experiment
+from scripts.workloads import Rows
+from scripts.workloads import TraceWorkload
+
+
+@dataclass(frozen=True)
+class Assessment:
+  """What is compared, on which hardware, and how well.
+
+  Attributes:
+    experiment: Mooncake as it would be run: model, costs, sizes of a node,
+      conductor, limits. Its numbers of instances are chosen here; its
+      workload is assessed where no trace is given.
+    vllm: a coupled node; its number of instances is chosen here.
+    nodes: of each system; None sizes them by the costs so that the workload's
+      own rate takes about `utilisation` of them.
+    utilisation: see nodes.
+    num_requests: at most so many are simulated, the busiest of the trace.
+    target: share of requests that must keep both limits.
+    tolerance: of goodputs.
+    least_gain: what counts as a gain.
+    points: CSV of the measured times that the costs were fitted to, for what
+      they are off and for P99; None assumes `noise`.
+    noise: standard deviation of a work's logarithm, where nothing is known.
+    simulator_error: what times simulated on known costs are off besides.
+    admission: the variant with early rejection.
+    stages: nodes of a prefill instance in the variant with CPP.
+    chunk_tokens: of that variant.
+
+  Raises:
+    ValueError: a value out of its range.
+  """
+
+  experiment: Experiment
+  vllm: VllmSpec = VllmSpec()
+  nodes: int | None = None
+  utilisation: float = 0.7
+  num_requests: int = 1500
+  target: float = 0.9
+  tolerance: float = 0.05
+  least_gain: float = 0.1
+  points: str | None = None
+  noise: float = 0.1
+  simulator_error: float = 0.06
+  admission: str = 'slo_predictive'
+  stages: int = 2
+  chunk_tokens: int = 8192
+
+  def __post_init__(self):
+    for name in ('num_requests', 'stages', 'chunk_tokens'):
+      check_count(f'Assessment.{name}', getattr(self, name))
+    for name in ('target', 'tolerance', 'least_gain', 'utilisation'):
+      check_positive(f'Assessment.{name}', getattr(self, name))
+    for name in ('noise', 'simulator_error'):
+      check_positive(f'Assessment.{name}', getattr(self, name), zero=True)
+    if self.nodes is not None and self.nodes < 2:
+      raise ValueError(f'Assessment.nodes={self.nodes} must be >= 2')
+    if self.admission not in ADMISSIONS:
+      raise ValueError(
+        f'Assessment.admission={self.admission!r} is not one of '
+        f'{", ".join(ADMISSIONS)}'
+      )
+    if not isinstance(self.experiment.workload, TraceWorkload):
+      raise ValueError(
+        f'Assessment.experiment.workload={self.experiment.workload!r} must be '
+        'a TraceWorkload'
+      )
+
+  def of(self, rows: Rows) -> 'Assessment':
+    """The same of other rows."""
+    workload = self.experiment.workload
+    assert isinstance(workload, TraceWorkload)
+    experiment = replace(self.experiment, workload=replace(workload, rows=rows))
+    return replace(self, experiment=experiment)
+
+
+def sized(assessment: Assessment, rows: Rows) -> int:
+  """Nodes for the rows' own rate, by the costs; at least 4.
+
+  Counts prompts as they are and decode steps of 64 rows, all without reuse.
+  """
+  if assessment.nodes is not None:
+    return assessment.nodes
+  costs, found = assessment.experiment.costs, rows.rows
+  chunk = assessment.experiment.cluster.chunk_tokens
+  span_s = max(found[-1].timestamp_s - found[0].timestamp_s, 1e-3)
+  prefill_s = sum(costs.prompt_s(row.input_tokens, 0, chunk) for row in found)
+  outputs = sum(row.output_tokens for row in found)
+  mean = sum(row.input_tokens for row in found) // len(found)
+  decode_s = outputs * costs.decode_step_s(64, 64 * mean) / 64
+  busy = (prefill_s + decode_s) / span_s
+  return max(4, math.ceil(busy / assessment.utilisation))
