@@ -10,6 +10,9 @@ d the model's width, s bytes a number, gqa query heads a KV head; a = 4 and
 b = 22 for LLaMA3-70B. Beside it stands what the costs say, which have fixed
 parts that the formula has not. Differs: b is counted from the model's matrices.
 
+What recomputing takes is what it adds to a prompt that has more to compute: a
+chunk's fixed part is paid either way.
+
 A calibration has one time for a work. P99 is that time by the 99th percentile
 of what measured points were of their fit; without points, by log-normal noise.
 """
@@ -40,6 +43,7 @@ MEDIA: dict[str, Link | None] = {
   'remote store': 'remote_read',
 }
 ATTENTION = 4  # a of the formula
+REST_TOKENS = 512  # of the prompt behind the prefix
 _P99 = NormalDist().inv_cdf(0.99)
 
 
@@ -109,7 +113,7 @@ def break_even(
   rows = []
   for length in lengths:
     num_bytes = kv_bytes(config, length, kv_dtype_bytes)
-    recompute_s = costs.prompt_s(length, 0, chunk_tokens)
+    recompute_s = _added_s(costs, length, chunk_tokens)
     fetch_s = {
       medium: _fetch_s(costs, num_bytes, link, spread)
       for medium, link in MEDIA.items()
@@ -166,6 +170,14 @@ def assumed_spread(noise: float) -> Spread:
 
 def _p99(ratios: Sequence[float]) -> float:
   return float(np.percentile(ratios, 99)) if ratios else 1.0
+
+
+def _added_s(costs: CostModel, prefix_tokens: int, chunk_tokens: int) -> float:
+  """What a prompt takes more with this prefix computed than with it cached."""
+  whole = prefix_tokens + REST_TOKENS
+  return costs.prompt_s(whole, 0, chunk_tokens) - costs.prompt_s(
+    whole, prefix_tokens, chunk_tokens
+  )
 
 
 def _fetch_s(

@@ -31,8 +31,9 @@ class Assessment:
     tolerance: of goodputs.
     least_gain: what counts as a gain.
     points: CSV of the measured times that the costs were fitted to, for what
-      they are off and for P99; None assumes `noise`.
-    noise: standard deviation of a work's logarithm, where nothing is known.
+      they are off and for P99; None takes `cost_error` and `noise`.
+    cost_error: what costs are off by on points that they were not fitted to.
+    noise: standard deviation of a work's logarithm.
     simulator_error: what times simulated on known costs are off besides.
     admission: the variant with early rejection.
     stages: nodes of a prefill instance in the variant with CPP.
@@ -46,11 +47,12 @@ class Assessment:
   vllm: VllmSpec = VllmSpec()
   nodes: int | None = None
   utilisation: float = 0.7
-  num_requests: int = 1500
+  num_requests: int = 1000
   target: float = 0.9
   tolerance: float = 0.05
   least_gain: float = 0.1
   points: str | None = None
+  cost_error: float = 0.05
   noise: float = 0.1
   simulator_error: float = 0.06
   admission: str = 'slo_predictive'
@@ -62,7 +64,7 @@ class Assessment:
       check_count(f'Assessment.{name}', getattr(self, name))
     for name in ('target', 'tolerance', 'least_gain', 'utilisation'):
       check_positive(f'Assessment.{name}', getattr(self, name))
-    for name in ('noise', 'simulator_error'):
+    for name in ('cost_error', 'noise', 'simulator_error'):
       check_positive(f'Assessment.{name}', getattr(self, name), zero=True)
     if self.nodes is not None and self.nodes < 2:
       raise ValueError(f'Assessment.nodes={self.nodes} must be >= 2')

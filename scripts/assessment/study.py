@@ -158,7 +158,8 @@ class Study:
 
   def _otherwise(self, name: str) -> dict[str, Experiment]:
     assessment, experiment = self._assessment, self._experiments[name]
-    cases = otherwise(experiment, assessment.simulator_error, assessment.noise)
+    error = assessment.simulator_error + assessment.cost_error
+    cases = otherwise(experiment, error, assessment.noise)
     rows = self._whole.rows
     _, second = busiest(rows, assessment.num_requests, after=1)
     if second:
