@@ -250,6 +250,25 @@ class Slowable(Protocol):
     ...
 
 
+class MemberChange(NamedTuple):
+  """An instance was lost with all it had, or is there again, empty."""
+
+  instance: str
+  is_there: bool
+
+
+@runtime_checkable
+class Changing(Protocol):
+  """A backend whose instances may be lost and come back: processes."""
+
+  def member_changes(self) -> list[MemberChange]:
+    """What happened to instances since the last call, in order.
+
+    Told before the ends of works that failed with them.
+    """
+    ...
+
+
 class Backend(Protocol):
   """Starts work, ends it, tells the time. Called from one thread only."""
 

@@ -10,6 +10,7 @@ from functools import partial
 import heapq
 
 from mooncake_jax.backend import Backend
+from mooncake_jax.backend import Changing
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
@@ -85,6 +86,7 @@ class Cluster:
       new_prefill,
       new_decode,
     )
+    self._changing = backend if isinstance(backend, Changing) else None
     self._deadlines: list[tuple[float, RunKey]] = []
     self._reaped_s = 0.0
     self._adopt()
@@ -233,7 +235,10 @@ class Cluster:
       until_s = backend.now_s()
     elif deadline_s is not None and (until_s is None or deadline_s < until_s):
       until_s = deadline_s
-    for completion in backend.wait(until_s):
+    completions = backend.wait(until_s)
+    if self._changing is not None:
+      self._members.follow(self._changing.member_changes())
+    for completion in completions:
       self._flow.complete(completion)
     self._members.advance()
     now_s = backend.now_s()

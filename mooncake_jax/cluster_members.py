@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from mooncake_jax.backend import Backend
+from mooncake_jax.backend import MemberChange
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import MEDIA
 from mooncake_jax.blocks.segments import medium
@@ -111,6 +112,14 @@ class Members:
           now_s = self._backend.now_s()
           self._flow.fail(run, now_s, f'{name} was lost', blame=name)
     self._close(name)
+
+  def follow(self, changes: Iterable[MemberChange]) -> None:
+    """Loses and takes back instances as the backend does."""
+    for name, is_there in changes:
+      if is_there and name in self._gone:
+        self.join(name)
+      elif not is_there and name in self._there:
+        self.lose(name)
 
   def join(self, name: str) -> None:
     """An instance that was lost or drained is back, with empty memory.

@@ -10,6 +10,7 @@ from mooncake_jax.changes import Changes
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import CostModel
+from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.gateway.limits import GatewaySpec
 from mooncake_jax.model.kernels import AttentionChoice
 from mooncake_jax.slo import SLO
@@ -32,7 +33,9 @@ class Experiment:
     costs: what the Conductor believes work takes.
     instances: the same for instances that differ, by name.
     workload: the requests; None where clients send them (scripts/serve.py).
-    backend: 'device' serves on JAX devices, 'virtual' simulates.
+    backend: 'device' serves on JAX devices, 'virtual' simulates, 'ray' serves
+      on devices with a process an instance.
+    ray: where those processes run, and how they send each other KVCache.
     store: the Mooncake Store that a cluster with `mooncake_bytes` shares with
       others, on devices; a simulation has its own.
     truth: what work really takes in a simulation; None is `costs`, an oracle.
@@ -56,7 +59,8 @@ class Experiment:
   slo: SLO
   costs: CostModel
   workload: Workload | None = None
-  backend: Literal['device', 'virtual'] = 'virtual'
+  backend: Literal['device', 'virtual', 'ray'] = 'virtual'
+  ray: RaySpec | None = None
   truth: CostModel | None = None
   instances: Mapping[str, CostModel] = field(default_factory=dict)
   true_instances: Mapping[str, CostModel] | None = None
@@ -72,12 +76,12 @@ class Experiment:
 
   def __post_init__(self):
     for name in ('truth', 'true_instances', 'vllm'):
-      if getattr(self, name) is not None and self.backend == 'device':
+      if getattr(self, name) is not None and self.backend != 'virtual':
         raise ValueError(
           f'Experiment.{name}={getattr(self, name)} needs '
           'Experiment.backend="virtual"'
         )
-    if self.tokenizer is not None and self.backend == 'device':
+    if self.tokenizer is not None and self.backend != 'virtual':
       raise ValueError(
         f'Experiment.tokenizer={self.tokenizer}: on devices the model has its '
         'own'
@@ -88,10 +92,24 @@ class Experiment:
         raise ValueError(
           f'Experiment.instances: {name!r} is not one of {", ".join(known)}'
         )
+    self._check_ray()
     needs_store = self.backend == 'device' and self.cluster.mooncake_bytes > 0
     if needs_store != (self.store is not None):
       raise ValueError(
         f'Experiment.store={self.store} and ClusterSpec.mooncake_bytes='
         f'{self.cluster.mooncake_bytes}: on devices one needs the other, a '
         'simulation takes no store'
+      )
+
+  def _check_ray(self) -> None:
+    if (self.backend == 'ray') != (self.ray is not None):
+      raise ValueError(
+        f'Experiment.ray={self.ray} and Experiment.backend={self.backend!r}: '
+        "backend='ray' needs a RaySpec, no other takes one"
+      )
+    cluster = self.cluster
+    if self.backend == 'ray' and (cluster.colocated or cluster.mooncake_bytes):
+      raise ValueError(
+        f'ClusterSpec.colocated={cluster.colocated}, mooncake_bytes='
+        f"{cluster.mooncake_bytes}: Experiment.backend='ray' has neither"
       )

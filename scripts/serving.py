@@ -51,7 +51,7 @@ def prepare(experiment: Experiment, config: ModelConfig) -> Prepared:
     experiment.model,
     config,
     experiment.cluster,
-    tokens=experiment.backend == 'device',
+    tokens=experiment.backend != 'virtual',
   )
 
 
@@ -184,9 +184,12 @@ def backends(
       boundary_s=boundary_s,
     )
     return
-  from scripts.device import device_backend
+  if experiment.backend == 'ray':
+    from scripts.ray_cluster import ray_backend as opened
+  else:
+    from scripts.device import device_backend as opened
 
-  with device_backend(experiment, config) as backend:
+  with opened(experiment, config) as backend:
 
     def again() -> Backend:
       backend.restart_clock()

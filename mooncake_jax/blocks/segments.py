@@ -3,7 +3,8 @@
 
 An instance's pinned host memory bears its name, 'prefill0'; its SSD is
 'prefill0/ssd', and what stays in its devices' memory 'prefill0/device'. The
-real Mooncake Store, which no instance owns, is 'mooncake'.
+real Mooncake Store, which no instance owns, is 'mooncake'. 'decode0/wire' is
+the way into another process: what is put there arrives at decode0.
 """
 
 from functools import cache
@@ -14,6 +15,7 @@ Medium = Literal['device', 'host', 'ssd', 'remote']
 # Fastest first: readers take the first that has the block.
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 REMOTE = 'mooncake'
+WIRE = '/wire'
 
 
 def ssd_segment(instance: str) -> str:
@@ -22,6 +24,10 @@ def ssd_segment(instance: str) -> str:
 
 def device_segment(instance: str) -> str:
   return f'{instance}/device'
+
+
+def wire_segment(instance: str) -> str:
+  return instance + WIRE
 
 
 @cache
@@ -47,4 +53,6 @@ def medium(segment: str) -> Medium:
       return 'ssd'
     case 'device':
       return 'device'
+    case 'wire':
+      return 'remote'
   raise ValueError(f'{segment=} is of no known medium')

@@ -49,17 +49,19 @@ from mooncake_jax.engine.weights import ParamsSource
 from mooncake_jax.engine.weights import Weights
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
+from mooncake_jax.transfer.arrivals import ARRIVALS
+from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.engine import BatchId
 from mooncake_jax.transfer.engine import TransferEngine
+from mooncake_jax.transfer.far import FarSegment
 from mooncake_jax.transfer.far import FarTier
 from mooncake_jax.transfer.far import SharedSegment
 from mooncake_jax.transfer.op_run import OpRun
+from mooncake_jax.transfer.page_copies import copy_sizes
 from mooncake_jax.transfer.prober import Prober
 from mooncake_jax.transfer.prober import Question
+from mooncake_jax.transfer.regions import Region
 from mooncake_jax.transfer.worker import LinkCount
-
-# Pages are copied so many at once, singly, or a block at a time.
-LARGEST_COPY_PAGES = 8
 
 
 class DeviceBackend:
@@ -76,6 +78,8 @@ class DeviceBackend:
     clock: Callable[[], float] = time.perf_counter,
     stores: Sequence[SharedSegment] = (),
     prefill_programs: PrefillPrograms = OURS,
+    wires: Sequence[FarSegment] = (),
+    arrivals: Arrivals | None = None,
   ):
     """Places parameters and pools on the devices and starts the threads.
 
@@ -85,6 +89,8 @@ class DeviceBackend:
       clock: seconds, never going back.
       stores: far segments of no instance; closed with the backend.
       prefill_programs: what computes chunks.
+      wires: into other processes; closed with the backend.
+      arrivals: what those send.
 
     Raises:
       ValueError: too few devices, a name given twice, or a layout that is
@@ -125,7 +131,8 @@ class DeviceBackend:
       if instance.ssd is not None:
         self.tiers[instance.ssd.segment.name] = instance.ssd
     self._stores = [
-      FarTier(store, self._inbox.crash, LEAST_STAGING_BYTES) for store in stores
+      FarTier(store, self._inbox.crash, LEAST_STAGING_BYTES)
+      for store in (*stores, *wires)
     ]
     self.tiers.update({tier.segment.name: tier for tier in self._stores})
     self._probers = {
@@ -133,7 +140,11 @@ class DeviceBackend:
       for store in stores
     }
     self._routes = Routes(
-      self.instances, self.tiers, self.copy_sizes, layout.token_layer_bytes
+      self.instances,
+      self.tiers,
+      self.copy_sizes,
+      layout.token_layer_bytes,
+      arrivals,
     )
     self._links_before: dict[tuple[str, str], LinkCount] = {}
     self.transfers = TransferEngine(
@@ -143,6 +154,8 @@ class DeviceBackend:
     self._routes.use(self._book)
     for region in regions(self.instances, self._stores):
       self.transfers.register(region)
+    if arrivals is not None:
+      self.transfers.register(Region(ARRIVALS, 'remote'))
 
   def __enter__(self) -> 'DeviceBackend':
     return self
@@ -153,16 +166,19 @@ class DeviceBackend:
   @property
   def copy_sizes(self) -> tuple[int, ...]:
     """Numbers of pages that are copied at once."""
-    return tuple(sorted({1, self.layout.pages_per_block, LARGEST_COPY_PAGES}))
+    return copy_sizes(self.layout)
 
   def now_s(self) -> float:
     """Seconds from the start of the run."""
     return self._clock() - self._start_s
 
-  def restart_clock(self) -> None:
-    """Makes now the start of the run. Only while no work is under way."""
+  def restart_clock(self, start_s: float | None = None) -> None:
+    """Makes now, or `start_s` on the clock given, the start of the run.
+
+    Only while no work is under way.
+    """
     assert not self._inbox.has_open, 'works are under way'
-    self._start_s = self._clock()
+    self._start_s = self._clock() if start_s is None else start_s
     self._links_before = link_counts(self.instances, self.tiers)
     for instance in self.instances.values():
       instance.restart_clock()

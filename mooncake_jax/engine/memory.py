@@ -10,6 +10,7 @@ import jax
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import WIRE
 from mooncake_jax.engine.instance import Instance
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.transfer.far import FarTier
@@ -53,6 +54,9 @@ def _links(
     yield ('into_device', name), instance.device_link
     yield ('into_host', name), instance.host_link
   for segment, tier in tiers.items():
+    if segment.endswith(WIRE):  # one way, into another process
+      yield ('wire', owner(segment)), tier.write_link
+      continue
     yield (f'{medium(segment)}_write', owner(segment)), tier.write_link
     yield (f'{medium(segment)}_read', owner(segment)), tier.read_link
 

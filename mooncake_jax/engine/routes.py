@@ -4,6 +4,7 @@
     pages    owner copies out -> reader waits -> link
     host     segment gives its parts -> link
     far      read link reads its parts -> link
+    arrivals another process sends its parts -> link
              link -> host: segment keeps the part
              link -> device: owner copies in -> reader waits
              write link -> far: segment stores the part
@@ -29,6 +30,8 @@ from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.stage import Stage
 from mooncake_jax.engine.tasks import GatherTask
 from mooncake_jax.engine.tasks import ScatterTask
+from mooncake_jax.transfer.arrivals import ARRIVALS
+from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.book import TransferBook
 from mooncake_jax.transfer.checksum import ChecksumError
 from mooncake_jax.transfer.far import FarTier
@@ -65,6 +68,7 @@ class Routes:
     tiers: Mapping[str, FarTier],
     copy_sizes: tuple[int, ...],
     token_layer_bytes: int,
+    arrivals: Arrivals | None = None,
   ):
     """Makes routes; they need `use` before the first `start`.
 
@@ -72,7 +76,9 @@ class Routes:
       tiers: far segments, by name.
       copy_sizes: numbers of pages that are copied at once; has 1.
       token_layer_bytes: KVCache of one token in one layer.
+      arrivals: what other processes send.
     """
+    self._arrivals = arrivals
     self.book: TransferBook
     self._cpu_moves: CpuMoves
     self._instances = instances
@@ -144,6 +150,9 @@ class Routes:
     )
 
   def _start_from_replica(self, run: OpRun, src: Replica) -> None:
+    if src.segment == ARRIVALS:
+      self._expect(run, src)
+      return
     if tier := self._tiers.get(src.segment):
       far_routes.read(run, self.book, tier, src, self._send_more)
       return
@@ -152,6 +161,21 @@ class Routes:
     run.num_pieces = sum(len(self._ways(run, _layers(part))) for part in parts)
     for part in parts:
       self._send_all(run, part, slice(None), no_one)
+
+  def _expect(self, run: OpRun, src: Replica) -> None:
+    """Sends on what comes; each of its layers counts as a piece till then."""
+    assert self._arrivals is not None, run.op
+    run.num_pieces = run.op.stop_layer - run.op.start_layer
+    self._arrivals.expect(
+      src.replica_id, partial(self._arrived, run), partial(self._fail, run)
+    )
+
+  def _arrived(self, run: OpRun, part: Part, left: Callable[[], None]) -> None:
+    ways = self._ways(run, _layers(part))
+    first = max(run.op.start_layer, part.start_layer)
+    last = min(run.op.stop_layer, part.stop_layer)
+    self.book.add_pieces(run, len(ways) - (last - first))
+    self._send_all(run, part, slice(None), left)
 
   def _ways(self, run: OpRun, layers: Layers) -> list[Stage | None]:
     """Where the op's share of a part goes: to stages, else to one segment."""

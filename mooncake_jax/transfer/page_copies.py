@@ -1,6 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many pages are copied at once: few sizes, so few programs."""
 
+from mooncake_jax.blocks.layout import KVLayout
+
+# Pages are copied so many at once, singly, or a block at a time.
+LARGEST_COPY_PAGES = 8
+
+
+def copy_sizes(layout: KVLayout) -> tuple[int, ...]:
+  """Numbers of pages that are copied at once."""
+  return tuple(sorted({1, layout.pages_per_block, LARGEST_COPY_PAGES}))
+
 
 def split_pages(num_pages: int, sizes: tuple[int, ...]) -> list[slice]:
   """Cuts `num_pages` into runs of the given sizes, largest first.

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RayBackend: instances in processes of their own, driven from one loop.
+
+A work goes to the worker whose instance it is for; a transfer between two
+instances has a leg at each, and its bytes go from worker to worker. What a
+work is `after` is seen to by the worker that has all of it, layer by layer;
+what ends elsewhere is waited for here. Works of a worker that is lost fail.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+import itertools
+import math
+import time
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import LinkUse
+from mooncake_jax.backend import MemberChange
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.backend import WorkId
+from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.blocks.segments import owner
+from mooncake_jax.distributed import commands as c
+from mooncake_jax.distributed.crew import Crew
+from mooncake_jax.distributed.crew import Joined
+from mooncake_jax.distributed.crew import Lost
+from mooncake_jax.distributed.crew import News
+from mooncake_jax.distributed.legs import legs_of
+from mooncake_jax.distributed.spec import RaySpec
+from mooncake_jax.distributed.work import failed
+from mooncake_jax.distributed.work import Work
+from mooncake_jax.distributed.worker import WorkerSpec
+from mooncake_jax.request import BlockKey
+from mooncake_jax.transfer.page_copies import copy_sizes
+
+MAX_FAILED = 1 << 14  # works whose failure is remembered
+
+
+class RayBackend:
+  """`Backend` over processes; a context manager that ends them."""
+
+  def __init__(
+    self,
+    layout: KVLayout,
+    workers: Sequence[WorkerSpec],
+    spec: RaySpec,
+    clock: Callable[[], float] = time.perf_counter,
+  ):
+    """Starts a process an instance; returns when all are compiled.
+
+    Raises:
+      RuntimeError: an instance can't start.
+    """
+    self.layout = layout
+    self._clock = clock
+    self._start_s = clock()
+    self._sizes = copy_sizes(layout)
+    self._ids = itertools.count()
+    self._numbers = itertools.count()
+    self._works: dict[WorkId, Work] = {}
+    self._failed: dict[WorkId, str] = {}
+    self._waiting: dict[WorkId, list[Work]] = {}
+    self._there: dict[str, str] = {}  # why it is not, by instance
+    self._told: dict[str, list[c.Command]] = {}
+    self._ready: list[Completion] = []
+    self._changes: list[MemberChange] = []
+    self.crew = Crew(workers, spec)
+    self._there = dict.fromkeys(self.crew.addresses, '')
+    for name, address in self.crew.addresses.items():
+      self._tell_others(name, c.Lead(name, address))
+    self.restart_clock()
+
+  def __enter__(self) -> 'RayBackend':
+    return self
+
+  def __exit__(self, *exc_info: object) -> None:
+    self.close()
+
+  def now_s(self) -> float:
+    """Seconds from the start of the run."""
+    return self._clock() - self._start_s
+
+  def restart_clock(self) -> None:
+    """Makes now the start of the run. Only while no work is under way."""
+    assert not self._works, 'works are under way'
+    self._start_s = self._clock()
+    for name in self._there:
+      self._tell(name, c.RestartClock(self._start_s))
+    self._flush()
+
+  def prefill(
+    self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
+  ) -> WorkId:
+    """See `Backend`."""
+    self._check(instance)
+    work_id = next(self._ids)
+    command = c.Prefill(work_id, work, after)
+    return self._open(Work(work_id, {instance: command}), after)
+
+  def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
+    """See `Backend`."""
+    self._check(instance)
+    work_id = next(self._ids)
+    command = c.Decode(work_id, batch, max_steps)
+    return self._open(Work(work_id, {instance: command}), ())
+
+  def transfer(
+    self,
+    ops: Sequence[TransferOp],
+    priority: int,
+    deadline_s: float,
+    after: tuple[WorkId, ...] = (),
+  ) -> WorkId:
+    """See `Backend`."""
+    work_id = next(self._ids)
+    legs = legs_of(ops, self._numbers, self._sizes)
+    told: dict[str, c.Command] = {}
+    for name, leg in legs.items():
+      self._check(name)
+      # What only arrives is not late before it was sent: that its source sees.
+      first_s = math.inf if after and leg.numbers else deadline_s
+      own = () if leg.only_receives else after
+      told[name] = c.Transfer(work_id, leg.ops, priority, first_s, own)
+    return self._open(Work(work_id, told, legs, len(ops)), after)
+
+  def drop(self, replicas: tuple[Replica, ...]) -> None:
+    """See `Backend`."""
+    by_owner: dict[str, list[Replica]] = {}
+    for replica in replicas:
+      by_owner.setdefault(owner(replica.segment), []).append(replica)
+    for name, gone in by_owner.items():
+      self._tell(name, c.Forget(tuple(gone)))
+
+  def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
+    """See `Backend`."""
+    name = owner(segment)
+    self._check(name)
+    return self.crew.ask('adopt', segment, names=[name]).get(name, [])
+
+  def probe(
+    self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
+  ) -> WorkId:
+    """No store is shared with others here."""
+    raise ValueError(f'no store {segment!r}: processes share none')
+
+  def link_uses(self) -> dict[tuple[str, str], LinkUse]:
+    """See `Backend`; ('wire', name) leads into another process.
+
+    Of an instance that was lost, only what came since it is back.
+    """
+    self._flush()
+    now: dict[tuple[str, str], LinkUse] = {}
+    for uses in self.crew.ask('link_uses', names=[*self._there]).values():
+      for link, use in uses.items():
+        old = now.get(link, LinkUse(0, 0.0))
+        now[link] = LinkUse(
+          old.num_bytes + use.num_bytes, old.used_s + use.used_s
+        )
+    return now
+
+  def cancel(self, work_id: WorkId) -> None:
+    """See `Backend`."""
+    if (work := self._works.get(work_id)) is None:
+      return
+    if not work.is_started:
+      self._end_unstarted(work, 'cancelled')
+      return
+    for name in work.left:
+      self._tell(name, c.Cancel(work_id))
+
+  def wait(self, until_s: float | None) -> list[Completion]:
+    """See `Backend`.
+
+    Raises:
+      RuntimeError: what listens to the workers is no more.
+    """
+    while True:
+      self._flush()
+      news, woken = self.crew.take(self._patience_s(until_s))
+      for name, each in news:
+        self._hear(name, each)
+      if self._ready or self._changes or woken or self._is_over(until_s):
+        break
+    self._flush()
+    ready, self._ready = self._ready, []
+    return ready
+
+  def member_changes(self) -> list[MemberChange]:
+    """See `Changing`."""
+    changes, self._changes = self._changes, []
+    return changes
+
+  def wake(self) -> None:
+    """See `Backend`. Any thread may call."""
+    self.crew.wake()
+
+  def close(self) -> None:
+    """Ends all processes; works under way are dropped."""
+    self.crew.close()
+
+  # Works.
+
+  def _open(self, work: Work, after: tuple[WorkId, ...]) -> WorkId:
+    """Starts a work, or notes what it waits for first."""
+    self._works[work.work_id] = work
+    if error := next((self._failed[i] for i in after if i in self._failed), ''):
+      self._end_unstarted(work, 'failed', error)
+      return work.work_id
+    starters = {
+      name
+      for name in work.commands
+      if name not in work.legs or not work.legs[name].only_receives
+    }
+    for other in filter(None, map(self._works.get, after)):
+      if starters != {other.home} or not other.is_started:
+        work.waits.add(other.work_id)
+        self._waiting.setdefault(other.work_id, []).append(work)
+    if not work.waits:
+      self._start(work)
+    return work.work_id
+
+  def _start(self, work: Work) -> None:
+    work.is_started = True
+    if not work.commands:
+      now_s = self.now_s()
+      self._finish(work, Completion(work.work_id, 'completed', now_s, now_s))
+    for name, command in work.commands.items():
+      if why := self._there[name]:
+        self._leg_ended(work, name, failed(work.work_id, self.now_s(), why))
+      else:
+        self._tell(name, command)
+
+  def _end_unstarted(self, work: Work, status: str, error: str = '') -> None:
+    end = failed(work.work_id, self.now_s(), error or status, work.num_ops)
+    if status == 'cancelled':
+      ops = ('cancelled',) * work.num_ops
+      end = replace(end, status='cancelled', op_status=ops)
+    self._finish(work, end)
+
+  def _leg_ended(self, work: Work, name: str, completion: Completion) -> None:
+    """An instance is through with its share of a work."""
+    if name in work.ends:
+      return
+    if numbers := work.end(name, completion):
+      why = f'{name}: {completion.status}: {completion.error}'
+      for other in work.left:
+        self._tell(other, c.Miss(numbers, why))
+    if not work.left:
+      self._finish(work, work.completion())
+
+  def _finish(self, work: Work, completion: Completion) -> None:
+    """The work has ended; those that waited for it go on, or don't."""
+    del self._works[work.work_id]
+    self._ready.append(completion)
+    error = ''
+    if completion.status != 'completed':
+      name = f'work {work.work_id}, which it waits for, '
+      error = f'{name}{completion.status}: {completion.error}'
+      self._failed[work.work_id] = error
+      if len(self._failed) > MAX_FAILED:
+        del self._failed[next(iter(self._failed))]
+    for other in self._waiting.pop(work.work_id, ()):
+      other.waits.discard(work.work_id)
+      if other.work_id not in self._works:
+        continue  # it was cancelled, or another one failed it
+      if error:
+        self._end_unstarted(other, 'failed', error)
+      elif not other.waits:
+        self._start(other)
+
+  # News.
+
+  def _hear(self, name: str, news: News) -> None:
+    match news:
+      case c.Report():
+        for completion in news.completions:
+          self._completed(name, completion)
+      case Lost():
+        self._lose(name, news.why)
+      case Joined():
+        self._there[name] = ''
+        self._tell(name, c.RestartClock(self._start_s))
+        self._tell_others(name, c.Lead(name, news.address))
+        for other, address in self.crew.addresses.items():
+          if other != name:
+            self._tell(name, c.Lead(other, address))
+        self._changes.append(MemberChange(name, is_there=True))
+
+  def _completed(self, name: str, completion: Completion) -> None:
+    work = self._works.get(completion.work_id)
+    if work is None or name in work.ends:
+      return  # of a process that was given up meanwhile
+    if completion.done:
+      self._leg_ended(work, name, completion)
+    else:
+      self._ready.append(completion)
+
+  def _lose(self, name: str, why: str) -> None:
+    """All works that need the instance fail."""
+    self._there[name] = why
+    self._told.pop(name, None)
+    self._changes.append(MemberChange(name, is_there=False))
+    self._tell_others(name, c.Lead(name, None))
+    for work in [*self._works.values()]:
+      if work.is_started and name in work.left:
+        self._leg_ended(work, name, failed(work.work_id, self.now_s(), why))
+
+  # Commands.
+
+  def _tell(self, name: str, command: c.Command) -> None:
+    """Tells an instance that is there, at the next flush."""
+    if not self._there[name]:
+      self._told.setdefault(name, []).append(command)
+
+  def _tell_others(self, name: str, command: c.Command) -> None:
+    for other in self._there:
+      if other != name:
+        self._tell(other, command)
+
+  def _flush(self) -> None:
+    told, self._told = self._told, {}
+    for name, commands in told.items():
+      self.crew.tell(name, commands)
+
+  def _check(self, name: str) -> None:
+    if name not in self._there:
+      raise ValueError(f'no instance {name!r} among {[*self._there]}')
+
+  def _patience_s(self, until_s: float | None) -> float:
+    if self._ready or self._changes:
+      return 0.0
+    if until_s is None:
+      return math.inf if self._works else 0.0
+    return until_s - self.now_s()
+
+  def _is_over(self, until_s: float | None) -> bool:
+    if until_s is None:
+      return not self._works
+    return self.now_s() >= until_s

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver tells a worker: the calls of `Backend`, as values.
+
+A command that names works does so by the driver's numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.backend import WorkId
+from mooncake_jax.distributed.channel import Address
+
+
+@dataclass(slots=True)
+class Prefill:
+  work_id: WorkId
+  chunk: PrefillChunk
+  after: tuple[WorkId, ...]
+
+
+@dataclass(slots=True)
+class Decode:
+  work_id: WorkId
+  batch: DecodeBatch
+  max_steps: int
+
+
+@dataclass(slots=True)
+class Transfer:
+  """`ops` are those that begin, end or both at the worker's instance."""
+
+  work_id: WorkId
+  ops: Sequence[TransferOp]
+  priority: int
+  deadline_s: float
+  after: tuple[WorkId, ...] = ()
+
+
+@dataclass(slots=True)
+class Cancel:
+  work_id: WorkId
+
+
+@dataclass(slots=True)
+class Forget:
+  """`Backend.drop`."""
+
+  replicas: tuple[Replica, ...]
+
+
+@dataclass(slots=True)
+class Miss:
+  """What other processes were to send under these numbers won't come."""
+
+  numbers: tuple[int, ...]
+  why: str
+
+
+@dataclass(slots=True)
+class Lead:
+  """Where an instance listens from now on; None: it is gone."""
+
+  instance: str
+  address: Address | None
+
+
+@dataclass(slots=True)
+class RestartClock:
+  """The run starts at this time on the driver's clock."""
+
+  start_s: float
+
+
+Command = (
+  Prefill | Decode | Transfer | Cancel | Forget | Miss | Lead | RestartClock
+)
+
+
+@dataclass(slots=True)
+class Report:
+  """What a worker has to tell, in order; `error` ends it."""
+
+  completions: list[Completion] = field(default_factory=list)
+  error: str = ''

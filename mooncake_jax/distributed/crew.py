@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers' processes: started, listened to, missed, started again.
+
+One thread waits for reports of all; each restart has a thread for as long as
+it takes. What they find is news for the loop thread, in order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+import itertools
+import logging
+import os
+import threading
+import time
+from typing import Any
+import warnings
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.exceptions import RayError
+
+from mooncake_jax.distributed.actor import remote_actor
+from mooncake_jax.distributed.channel import Address
+from mooncake_jax.distributed.commands import Command
+from mooncake_jax.distributed.commands import Report
+from mooncake_jax.distributed.spec import RaySpec
+from mooncake_jax.distributed.token import check_token
+from mooncake_jax.distributed.worker import ping
+from mooncake_jax.distributed.worker import WorkerSpec
+
+REPORT_S = 1.0  # a worker answers at least so often
+PINGS = 16
+CALL_S = 30.0
+# A local cluster keeps no objects but commands and reports.
+OBJECT_STORE_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class Lost:
+  """A worker's process is no more, or says nothing."""
+
+  why: str
+
+
+@dataclass(frozen=True)
+class Joined:
+  """A worker was started again and listens at `address`."""
+
+  address: Address
+
+
+News = Report | Lost | Joined
+
+
+@dataclass(eq=False)
+class _Member:
+  """One process of an instance."""
+
+  name: str
+  actor: Any
+  address: Address
+  heard_s: float
+
+
+class Crew:
+  """The processes of a cluster's instances, by name."""
+
+  def __init__(self, workers: Sequence[WorkerSpec], spec: RaySpec):
+    """Starts them all and waits until they are ready.
+
+    Raises:
+      RuntimeError: one of them can't start.
+    """
+    self._workers = {worker.instance.name: worker for worker in workers}
+    self._spec = spec
+    self._changed = threading.Condition()
+    self._news: list[tuple[str, News]] = []
+    self._woken = False
+    self._crash: BaseException | None = None
+    self._is_closed = False
+    self._restarts = dict.fromkeys(self._workers, spec.max_restarts)
+    self._process = itertools.count()
+    self._owns_ray = join_ray(spec, len(workers))
+    self._members: dict[str, _Member] = {}
+    self._launching: set[Any] = set()
+    self._restarters: list[threading.Thread] = []
+    try:
+      actors = {name: self._launch(name) for name in self._workers}
+      for name, actor in actors.items():
+        self._members[name] = self._ready(name, actor)
+    except BaseException:
+      self._shut_down()
+      raise
+    self._thread = threading.Thread(target=self._main, name='crew', daemon=True)
+    self._thread.start()
+
+  @property
+  def addresses(self) -> dict[str, Address]:
+    """Where the processes listen."""
+    with self._changed:
+      return {name: member.address for name, member in self._members.items()}
+
+  def tell(self, name: str, commands: Sequence[Command]) -> None:
+    """Sends commands to an instance; one that is no more does not mind."""
+    if (member := self._member(name)) is not None:
+      member.actor.do.remote(commands)
+
+  def take(self, timeout_s: float) -> tuple[list[tuple[str, News]], bool]:
+    """Waits for news, in order; also tells whether it was woken.
+
+    Raises:
+      RuntimeError: the thread that listens ended by an error.
+    """
+    with self._changed:
+      self._changed.wait_for(
+        lambda: self._news or self._woken or self._crash,
+        max(0.0, min(timeout_s, CALL_S)),
+      )
+      if self._crash:
+        raise RuntimeError(f'crew ended by {self._crash!r}') from self._crash
+      news, self._news = self._news, []
+      woken, self._woken = self._woken, False
+      return news, woken
+
+  def wake(self) -> None:
+    """Ends the `take` under way, or the next one, early."""
+    with self._changed:
+      self._woken = True
+      self._changed.notify_all()
+
+  def ask(
+    self, method: str, *args: Any, names: Sequence[str]
+  ) -> dict[str, Any]:
+    """Calls a method of some of the workers; those that don't answer lack."""
+    refs = {
+      name: getattr(member.actor, method).remote(*args)
+      for name in names
+      if (member := self._member(name)) is not None
+    }
+    answers = {}
+    for name, ref in refs.items():
+      try:
+        answers[name] = ray.get(ref, timeout=CALL_S)
+      except RayError:
+        continue
+    return answers
+
+  def process_id(self, name: str) -> int:
+    """The number of the instance's process on its host."""
+    return self.ask('process_id', names=[name])[name]
+
+  def close(self) -> None:
+    """Ends all processes, and Ray if it was started here."""
+    with self._changed:
+      self._is_closed = True
+      launching = [*self._launching]
+    for actor in launching:
+      ray.kill(actor)  # so that who waits for it hears
+    for thread in (self._thread, *self._restarters):
+      thread.join()
+    self._shut_down()
+
+  def _shut_down(self) -> None:
+    for member in self._members.values():
+      ray.kill(member.actor)
+    if self._owns_ray:
+      ray.shutdown()
+
+  def _launch(self, name: str) -> Any:
+    spec = self._spec
+    return (
+      remote_actor()
+      .options(
+        num_cpus=spec.num_cpus,
+        num_gpus=spec.num_gpus,
+        resources={**spec.resources.get(name, {})},
+      )
+      .remote(
+        self._workers[name], f'{name}-{next(self._process)}-{os.getpid()}'
+      )
+    )
+
+  def _ready(self, name: str, actor: Any) -> _Member:
+    """Waits until a process is there and knows the time."""
+    try:
+      address = ray.get(actor.address.remote(), timeout=self._spec.start_s)
+      ahead_s = ping(
+        PINGS, lambda: ray.get(actor.clock_s.remote(), timeout=CALL_S)
+      )
+      ray.get(actor.set_clock.remote(ahead_s), timeout=CALL_S)
+    except RayError as error:
+      ray.kill(actor)
+      why = 'it took too long' if isinstance(error, GetTimeoutError) else error
+      raise RuntimeError(f'instance {name!r} did not start: {why}') from error
+    return _Member(name, actor, tuple(address), time.monotonic())
+
+  def _member(self, name: str) -> _Member | None:
+    with self._changed:
+      return self._members.get(name)
+
+  def _post(self, name: str, news: News) -> None:
+    with self._changed:
+      self._news.append((name, news))
+      self._changed.notify_all()
+
+  def _main(self) -> None:
+    try:
+      asked: dict[Any, _Member] = {}
+      while not self._is_closed:
+        self._ask_all(asked)
+        if not asked:
+          time.sleep(0.05)  # nobody is there to listen to
+          continue
+        ready, _ = ray.wait([*asked], num_returns=1, timeout=0.2)
+        for ref in ready:
+          self._hear(asked.pop(ref), ref)
+        self._miss_silent(asked)
+    except BaseException as error:
+      with self._changed:
+        self._crash = error
+        self._changed.notify_all()
+
+  def _ask_all(self, asked: dict[Any, _Member]) -> None:
+    with self._changed:
+      silent = {*self._members.values()} - {*asked.values()}
+    for member in silent:
+      asked[member.actor.report.remote(REPORT_S)] = member
+
+  def _hear(self, member: _Member, ref: Any) -> None:
+    try:
+      report: Any = ray.get(ref)
+    except RayError as error:
+      self._lose(member, f'{member.name} was lost: {_short(error)}')
+      return
+    member.heard_s = time.monotonic()
+    if report.error:
+      self._lose(member, f'{member.name} was lost: {report.error}')
+    elif report.completions:
+      self._post(member.name, report)
+
+  def _miss_silent(self, asked: dict[Any, _Member]) -> None:
+    now_s = time.monotonic()
+    for ref, member in [*asked.items()]:
+      silent_s = now_s - member.heard_s
+      if silent_s > self._spec.silence_s:
+        del asked[ref]
+        self._lose(member, f'{member.name} said nothing for {silent_s:.0f} s')
+
+  def _lose(self, member: _Member, why: str) -> None:
+    ray.kill(member.actor)
+    with self._changed:
+      del self._members[member.name]
+    self._post(member.name, Lost(why))
+    thread = threading.Thread(
+      target=self._restart, args=(member.name,), name='restart', daemon=True
+    )
+    self._restarters.append(thread)
+    thread.start()
+
+  def _restart(self, name: str) -> None:
+    """Starts an instance again as often as it may."""
+    while self._restarts[name] > 0:
+      self._restarts[name] -= 1
+      with self._changed:
+        if self._is_closed:
+          return
+        actor = self._launch(name)
+        self._launching.add(actor)
+      try:
+        member = self._ready(name, actor)
+      except RuntimeError:
+        continue
+      finally:
+        with self._changed:
+          self._launching.remove(actor)
+      with self._changed:
+        self._members[name] = member
+      self._post(name, Joined(member.address))
+      return
+
+
+def join_ray(spec: RaySpec, num_workers: int) -> bool:
+  """Joins the cluster, or starts a local one; whether it did that.
+
+  A local one asks for a token, which nobody else knows.
+  """
+  if ray.is_initialized():
+    return False
+  if spec.address is not None:
+    ray.init(spec.address, logging_level=logging.ERROR)
+    return True
+  check_token()
+  os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+  with warnings.catch_warnings():
+    # It forks to run its own programs at once, which threads don't mind.
+    warnings.simplefilter('ignore', RuntimeWarning)
+    _start_ray(spec, num_workers)
+  return True
+
+
+def _start_ray(spec: RaySpec, num_workers: int) -> None:
+  ray.init(
+    num_cpus=max(1, round(num_workers * max(spec.num_cpus, 1.0))),
+    include_dashboard=False,
+    object_store_memory=OBJECT_STORE_BYTES,
+    logging_level=logging.ERROR,
+    _node_ip_address='127.0.0.1',
+  )
+
+
+def _short(error: BaseException) -> str:
+  """The first line of an error."""
+  return f'{type(error).__name__}: {str(error).partition(chr(10))[0]}'

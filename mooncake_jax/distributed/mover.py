@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How bytes get from one process to another: one interface, several ways.
+
+The message that offers a part goes over a `Channel` in any case; a mover
+brings the bytes, over the same socket or past it.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+from typing import Protocol
+
+import numpy as np
+
+from mooncake_jax.distributed.channel import Channel
+from mooncake_jax.distributed.spec import MoverName
+
+
+@dataclass(frozen=True)
+class Offer:
+  """What the other side is told so that it can fetch.
+
+  Attributes:
+    note: plain values, in the message.
+    payload: what follows the message.
+  """
+
+  note: Mapping[str, Any] = field(default_factory=dict)
+  payload: Sequence[memoryview] = ()
+
+
+class Outlet(Protocol):
+  """The sending end of one connection."""
+
+  def offer(
+    self, arrays: Sequence[np.ndarray]
+  ) -> AbstractContextManager[Offer]:
+    """Keeps the arrays' bytes where they can be fetched, for the context."""
+    ...
+
+  def close(self) -> None: ...
+
+
+class Inlet(Protocol):
+  """The receiving end of one connection."""
+
+  def fetch(
+    self,
+    note: Mapping[str, Any],
+    into: Sequence[np.ndarray],
+    channel: Channel,
+    stall_s: float,
+  ) -> None:
+    """Brings offered bytes into arrays.
+
+    Raises:
+      OSError: they did not come, within `stall_s` where nothing moves.
+      ValueError: the note is none of this mover's.
+    """
+    ...
+
+  def skip(
+    self, note: Mapping[str, Any], num_bytes: int, channel: Channel
+  ) -> None:
+    """Leaves an offer be."""
+    ...
+
+  def close(self) -> None: ...
+
+
+class Mover(Protocol):
+  """One way between processes; both ends of a connection use the same."""
+
+  name: MoverName
+
+  def outlet(self) -> Outlet: ...
+
+  def inlet(self) -> Inlet: ...
+
+  def close(self) -> None: ...

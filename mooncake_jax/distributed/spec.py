@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where instances run as processes, as a value that configs bind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from typing import get_args
+from typing import Literal
+
+MoverName = Literal['tcp', 'nixl']
+
+
+@dataclass(frozen=True)
+class WireSpec:
+  """How instances in different processes send each other KVCache.
+
+  Attributes:
+    mover: 'nixl', or 'tcp', which is slower and needs nothing.
+    bind: the address that an instance listens at, of the interface that its
+      bytes come over; others connect to it.
+    devices: NIXL's network devices, as UCX names them; '' is all.
+    checksums: whether each part is checked on arrival.
+    stall_s: a send during which nothing moves fails after so long.
+    in_flight_bytes: that may have come and not yet moved on.
+  """
+
+  mover: MoverName = 'nixl'
+  bind: str = '127.0.0.1'
+  devices: str = ''
+  checksums: bool = False
+  stall_s: float = 5.0
+  in_flight_bytes: int = 256 << 20
+
+  def __post_init__(self):
+    if self.mover not in get_args(MoverName):
+      raise ValueError(
+        f'WireSpec.mover={self.mover!r} must be one of {get_args(MoverName)}'
+      )
+    for name in ('stall_s', 'in_flight_bytes'):
+      if getattr(self, name) <= 0:
+        raise ValueError(f'WireSpec.{name}={getattr(self, name)} must be > 0')
+
+
+@dataclass(frozen=True)
+class RaySpec:
+  """Instances as actors of a Ray cluster.
+
+  Attributes:
+    address: of a cluster that runs, 'auto' or 'HOST:PORT'; None starts one on
+      this machine and ends it afterwards.
+    wire: how KVCache gets from process to process.
+    num_cpus, num_gpus: that an instance takes of its node.
+    resources: more of what an instance takes, by its name: where it goes.
+    start_s: how long an instance may take to load and compile.
+    silence_s: an instance that tells nothing for so long is taken for lost.
+    max_restarts: how often one that was lost is started again.
+  """
+
+  address: str | None = None
+  wire: WireSpec = WireSpec()
+  num_cpus: float = 1.0
+  num_gpus: float = 0.0
+  resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+  start_s: float = 600.0
+  silence_s: float = 15.0
+  max_restarts: int = 3
+
+  def __post_init__(self):
+    for name in ('start_s', 'silence_s'):
+      if getattr(self, name) <= 0:
+        raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be > 0')
+    for name in ('num_cpus', 'num_gpus', 'max_restarts'):
+      if getattr(self, name) < 0:
+        raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be >= 0')

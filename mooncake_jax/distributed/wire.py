@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sending end: a way into another process, as a far segment.
+
+What is stored here arrives there under the number that the replica has. A
+store returns when the other side has the bytes, checked.
+"""
+
+from collections.abc import Iterable
+import threading
+from typing import Any
+
+import numpy as np
+
+from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import wire_segment
+from mooncake_jax.distributed.channel import Address
+from mooncake_jax.distributed.channel import Channel
+from mooncake_jax.distributed.mover import Mover
+from mooncake_jax.distributed.mover import Outlet
+from mooncake_jax.distributed.spec import WireSpec
+from mooncake_jax.transfer.far import Layers
+from mooncake_jax.transfer.segment import Part
+from mooncake_jax.transfer.segment import with_checksum
+
+VERSION = 1
+GREETING = -1  # the number of a part that is only to open the way
+
+
+class Wire:
+  """Into one other process; used by one thread, opened when it is needed."""
+
+  def __init__(self, to: str, spec: WireSpec, mover: Mover, secret: str):
+    """Makes a wire to the instance of that name, whose address is unknown.
+
+    Args:
+      secret: all instances of a cluster know it.
+    """
+    self.name = wire_segment(to)
+    self.capacity_bytes = 0
+    self._to = to
+    self._spec = spec
+    self._mover = mover
+    self._secret = secret
+    self._lock = threading.Lock()
+    self._address: Address | None = None
+    self._channel: Channel | None = None
+    self._outlet: Outlet | None = None
+
+  @property
+  def used_bytes(self) -> int:
+    return 0
+
+  def lead_to(self, address: Address | None) -> None:
+    """Where the instance listens from now on. Any thread may call."""
+    with self._lock:
+      self._address, channel = address, self._channel
+    if channel is not None:
+      channel.close()  # a store under way fails, the next one opens anew
+
+  def store(self, replica: Replica, part: Part) -> None:
+    """Sends a part.
+
+    Raises:
+      OSError: it did not arrive, or nobody wants it.
+    """
+    if self._spec.checksums:
+      part = with_checksum(part)
+    arrays = [np.asarray(array) for array in part.slices]
+    try:
+      answer = self._exchange(replica.replica_id, part, arrays)
+    except Exception:
+      self._hang_up()
+      raise
+    if answer.get('status') != 'landed':
+      raise ConnectionRefusedError(
+        f'{self._to}: {answer.get("error", "no answer")}'
+      )
+
+  def greet(self, part: Part) -> None:
+    """Sends a part that nobody wants, so that the way is open for others.
+
+    NIXL takes 0.2 s for the first bytes between two processes.
+
+    Raises:
+      OSError: the other side is not there.
+    """
+    self.store(Replica(self.name, GREETING, b''), part)
+
+  def keep(self, replica: Replica, layers: Layers) -> None:
+    """It is readable where it arrived."""
+
+  def forget(self, replica: Replica, layers: Layers) -> None:
+    """It is the other side's to forget."""
+
+  def ranges(
+    self, replica: Replica, start_layer: int, stop_layer: int
+  ) -> tuple[Layers, ...]:
+    """Nothing can be read here."""
+    raise LookupError(f'{self.name} only leads away')
+
+  def read(self, replica: Replica, layers: Layers) -> Part:
+    """Nothing can be read here."""
+    raise LookupError(f'{self.name} only leads away')
+
+  def drop(self, replicas: Iterable[Replica]) -> None:
+    """Keeps nothing."""
+
+  def sweep(self) -> None:
+    """Keeps nothing."""
+
+  def close(self) -> None:
+    """Hangs up."""
+    self._hang_up()
+
+  def _exchange(
+    self, number: int, part: Part, arrays: list[np.ndarray]
+  ) -> dict[str, Any]:
+    channel, outlet = self._opened()
+    with outlet.offer(arrays) as offer:
+      message = {
+        'number': number,
+        'layers': [part.start_layer, part.stop_layer],
+        'dtype': arrays[0].dtype.name,
+        'shapes': [array.shape for array in arrays],
+        'total': part.total,
+        'note': offer.note,
+      }
+      channel.send(message, offer.payload)
+      return channel.receive()
+
+  def _opened(self) -> tuple[Channel, Outlet]:
+    if self._channel is not None and self._outlet is not None:
+      return self._channel, self._outlet
+    with self._lock:
+      address = self._address
+    if address is None:
+      raise ConnectionRefusedError(f'{self._to} is not there')
+    channel = Channel.to(address, self._spec.stall_s)
+    hello = {
+      'version': VERSION,
+      'secret': self._secret,
+      'mover': self._mover.name,
+    }
+    channel.send(hello)
+    if why := channel.receive().get('error'):
+      channel.close()
+      raise ConnectionRefusedError(f'{self._to}: {why}')
+    with self._lock:
+      self._channel = channel
+    self._outlet = self._mover.outlet()
+    return channel, self._outlet
+
+  def _hang_up(self) -> None:
+    with self._lock:
+      channel, self._channel = self._channel, None
+    if channel is not None:
+      channel.close()
+    if self._outlet is not None:
+      self._outlet.close()
+      self._outlet = None

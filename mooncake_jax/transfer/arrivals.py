@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts that other processes send: who waits for them, and what came early.
+
+A transfer between processes is two ops of one number, an outgoing one where
+the bytes are and an incoming one where they go. Here the incoming one meets
+its parts, whichever comes first. Any thread may call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+import threading
+
+from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.segment import Part
+
+ARRIVALS = 'arrivals'  # the segment that incoming ops read from
+MAX_OVER = 1 << 14  # numbers that are remembered when nobody wants them more
+
+Left = Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+  """An op that waits; `left` of a part gives its memory back."""
+
+  arrived: Callable[[Part, Left], None]
+  failed: Callable[[Exception], None]
+
+
+class Arrivals:
+  """Parts by the number of their op."""
+
+  def __init__(self, limit_bytes: int):
+    """Starts with none; `limit_bytes` may have come and not moved on."""
+    self._budget = ByteBudget(limit_bytes)
+    self._lock = threading.Lock()
+    self._readers: dict[int, _Reader] = {}
+    self._early: dict[int, list[tuple[Part, Left]]] = {}
+    self._over: dict[int, None] = {}
+
+  @property
+  def taken_bytes(self) -> int:
+    """Came and have not moved on."""
+    return self._budget.taken_bytes
+
+  def room(self, num_bytes: int) -> bool:
+    """Waits until so many bytes may come; False once closed."""
+    return self._budget.take(num_bytes)
+
+  def give_back(self, num_bytes: int) -> None:
+    """They did not come."""
+    self._budget.give(num_bytes)
+
+  def wants(self, number: int) -> bool:
+    """Whether an op of this number may still read what comes."""
+    with self._lock:
+      return number not in self._over
+
+  def expect(
+    self,
+    number: int,
+    arrived: Callable[[Part, Left], None],
+    failed: Callable[[Exception], None],
+  ) -> None:
+    """Gives an op all parts that come, and have come, under its number.
+
+    Args:
+      arrived: called with each part and with what gives its memory back.
+      failed: called once if `fail` is.
+    """
+    reader = _Reader(arrived, failed)
+    with self._lock:
+      early, is_over = self._early.pop(number, []), number in self._over
+      if not is_over:
+        self._readers[number] = reader
+    if is_over:
+      failed(ConnectionError('it will not come'))
+    for part, left in early:
+      arrived(part, left)
+
+  def landed(self, number: int, part: Part) -> None:
+    """A part came, for which there was `room`; unwanted it is forgotten."""
+    num_bytes = part.num_bytes
+
+    def left() -> None:
+      self._budget.give(num_bytes)
+
+    with self._lock:
+      is_over, reader = number in self._over, self._readers.get(number)
+      if not is_over and reader is None:
+        self._early.setdefault(number, []).append((part, left))
+    if is_over:
+      left()
+    elif reader is not None:
+      reader.arrived(part, left)
+
+  def fail(self, number: int, error: Exception) -> None:
+    """What is not there yet will not come."""
+    with self._lock:
+      reader = self._readers.pop(number, None)
+    if reader is not None:
+      reader.failed(error)
+    self.forget(number)
+
+  def forget(self, number: int) -> None:
+    """The op has ended: what comes later is not wanted."""
+    with self._lock:
+      self._readers.pop(number, None)
+      self._over[number] = None
+      if len(self._over) > MAX_OVER:
+        del self._over[next(iter(self._over))]
+      early = self._early.pop(number, [])
+    for _, left in early:
+      left()
+
+  def close(self) -> None:
+    """Ends every wait for room."""
+    self._budget.close()

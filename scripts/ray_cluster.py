@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An experiment's instances as processes, on a Ray cluster."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from mooncake_jax.distributed.token import require_token
+from mooncake_jax.distributed.worker import WorkerSpec
+from mooncake_jax.model_config import ModelConfig
+from scripts.device import instance_specs
+from scripts.device import start_jax
+from scripts.experiment import Experiment
+from scripts.kv_scales import measured_scales
+
+if TYPE_CHECKING:
+  from mooncake_jax.distributed.backend import RayBackend
+
+
+@contextmanager
+def ray_backend(
+  experiment: Experiment, config: ModelConfig
+) -> Iterator['RayBackend']:
+  """Has each instance load and compile in a process of its own.
+
+  Raises:
+    RuntimeError: an instance can't start.
+  """
+  assert experiment.ray is not None
+  require_token()
+  from mooncake_jax.distributed.backend import RayBackend  # brings Ray
+
+  begun_s = time.perf_counter()
+  layout = experiment.cluster.layout(config)
+  workers = worker_specs(experiment, config)
+  with RayBackend(layout, workers, experiment.ray) as backend:
+    seconds = time.perf_counter() - begun_s
+    print(f'started and compiled in {seconds:.0f} s', file=sys.stderr)
+    yield backend
+
+
+def worker_specs(
+  experiment: Experiment, config: ModelConfig
+) -> list[WorkerSpec]:
+  """A process an instance; each reads the checkpoint itself."""
+  assert experiment.ray is not None
+  cluster, model = experiment.cluster, experiment.model
+  scales = measured_scales(model, cluster.kv_dtype)
+  instances = [
+    replace(instance, attention=experiment.attention)
+    for instance in instance_specs(cluster, config)
+  ]
+  names, secret = [i.name for i in instances], secrets.token_hex(32)
+  return [
+    WorkerSpec(
+      config,
+      cluster.layout(config),
+      instance,
+      tuple(name for name in names if name != instance.name),
+      partial(model.load_params, scales=scales),
+      cluster.kv_dtype,
+      experiment.ray.wire,
+      secret,
+      partial(start_jax, instance.num_devices * instance.num_stages),
+    )
+    for instance in instances
+  ]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers in legs: nothing is lost, made up or told twice."""
+
+from collections import Counter
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_jax.backend import Completion
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
+from mooncake_jax.blocks.segments import WIRE
+from mooncake_jax.distributed.commands import Cancel
+from mooncake_jax.distributed.legs import legs_of
+from mooncake_jax.distributed.legs import sent_as
+from mooncake_jax.distributed.work import Work
+from mooncake_jax.transfer.arrivals import ARRIVALS
+
+NAMES = st.sampled_from(['p0', 'p1', 'd0'])
+SIZES = (1, 2, 8)
+
+
+@st.composite
+def ops(draw) -> TransferOp:
+  count = draw(st.integers(1, 20))
+  pages = tuple(range(1, count + 1))
+
+  def side(replica_id: int):
+    name = draw(NAMES)
+    if draw(st.booleans()):
+      return DevicePages(name, pages)
+    return Replica(name + draw(st.sampled_from(['', '/ssd'])), replica_id, b'k')
+
+  return TransferOp(side(1), side(2), 0, 2, 64 * count)
+
+
+@given(st.lists(ops(), max_size=8))
+def test_every_byte_leaves_once_and_arrives_once(transfer):
+  legs = legs_of(transfer, itertools.count(), SIZES)
+  sent, came, moved = Counter(), Counter(), Counter()
+  for name, leg in legs.items():
+    assert leg.ops and leg.of is not None
+    for op, index in zip(leg.ops, leg.of, strict=True):
+      if (number := sent_as(op)) is not None:
+        sent[number] += op.num_bytes
+      elif isinstance(op.src, Replica) and op.src.segment == ARRIVALS:
+        assert op.src.replica_id in leg.numbers
+        came[op.src.replica_id] += op.num_bytes
+        moved[index] += op.num_bytes
+      else:
+        assert op == transfer[index]
+        moved[index] += op.num_bytes
+      for side in (op.src, op.dst):  # no instance is told of another's memory
+        if isinstance(side, DevicePages):
+          assert side.instance == name
+        else:
+          assert side.segment.endswith((WIRE, ARRIVALS)) or (
+            side.segment.partition('/')[0] == name
+          )
+  assert sent == came
+  assert moved == Counter({i: op.num_bytes for i, op in enumerate(transfer)})
+
+
+@given(st.lists(ops(), min_size=1, max_size=6), st.data())
+def test_an_op_has_completed_when_all_its_pieces_have(transfer, data):
+  legs = legs_of(transfer, itertools.count(), SIZES)
+  work = Work(0, {name: Cancel(0) for name in legs}, legs, len(transfer))
+  expected = ['completed'] * len(transfer)
+  for name, leg in legs.items():
+    statuses = tuple(
+      data.draw(st.sampled_from(['completed', 'completed', 'failed']))
+      for _ in leg.ops
+    )
+    bad, missed = 'failed' in statuses, set()
+    for op, index, status in zip(leg.ops, leg.of or (), statuses):
+      if status == 'failed':
+        expected[index] = 'failed'
+        missed |= {sent_as(op)} - {None}
+    end = Completion(
+      0, 'failed' if bad else 'completed', 1.0, 2.0, op_status=statuses
+    )
+    assert {*work.end(name, end)} == missed
+  whole = work.completion()
+  assert list(whole.op_status) == expected
+  assert whole.status == ('failed' if 'failed' in expected else 'completed')
+
+
+def test_a_work_is_at_home_where_it_ends():
+  def home(*transfer):
+    legs = legs_of(transfer, itertools.count(), SIZES)
+    return Work(0, dict.fromkeys(legs, Cancel(0)), legs, len(transfer)).home
+
+  def op(src, dst):
+    return TransferOp(src, dst, 0, 2, 64)
+
+  p0, p1, d0 = (DevicePages(name, (1,)) for name in ('p0', 'p1', 'd0'))
+  assert home(op(p0, d0)) == 'd0'
+  assert home(op(Replica('p1', 1, b''), p0), op(Replica('p0', 2, b''), p0)) == (
+    'p0'
+  )
+  assert home(op(p0, Replica('p0', 3, b''))) == 'p0'
+  assert home(op(p0, d0), op(d0, p1)) is None

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances in processes of their own serve as they do in one process."""
+
+from dataclasses import replace
+from functools import partial
+import importlib.util
+import os
+import signal
+
+import pytest
+
+from engine_pieces import MODEL
+from engine_pieces import tiny_params
+from lifecycle import close
+from lifecycle import COSTS
+from lifecycle import make_conductor
+from lifecycle import make_device
+from lifecycle import shared_prefix_requests
+from lifecycle import SPEC
+from mooncake_jax.cluster import Cluster
+from mooncake_jax.distributed.spec import RaySpec
+from mooncake_jax.distributed.spec import WireSpec
+from mooncake_jax.distributed.token import require_token
+from mooncake_jax.distributed.worker import WorkerSpec
+from mooncake_jax.events import Finished
+from mooncake_jax.events import InstanceJoined
+from mooncake_jax.events import InstanceLost
+from mooncake_jax.serve import serve
+from scripts.device import instance_specs
+from scripts.device import start_jax
+
+# Not imported here: it is told of its token first.
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec('ray') is None, reason='Ray is not installed'
+)
+SMALL = replace(SPEC, prefill_instances=1, decode_instances=1)
+
+
+@pytest.fixture(scope='module')
+def backend():
+  """One prefill and one decode instance, each in a process."""
+  require_token()
+  from mooncake_jax.distributed.backend import RayBackend
+
+  instances = instance_specs(SMALL, MODEL)
+  names = [instance.name for instance in instances]
+  # Workers compile as little as this process does.
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
+  workers = [
+    WorkerSpec(
+      MODEL,
+      SMALL.layout(MODEL),
+      instance,
+      tuple(name for name in names if name != instance.name),
+      tiny_params(),
+      'float32',
+      WireSpec('tcp', checksums=True),
+      'secret',
+      partial(start_jax, 1),
+    )
+    for instance in instances
+  ]
+  with RayBackend(SMALL.layout(MODEL), workers, RaySpec()) as made:
+    yield made
+
+
+@pytest.fixture
+def cluster(backend):
+  backend.restart_clock()
+  return Cluster(SMALL, MODEL, backend, costs=COSTS)
+
+
+def tokens_of(records) -> dict[str, tuple[int, ...]]:
+  return {r.request_id: tuple(r.output_tokens) for r in records}
+
+
+def in_one_process(requests) -> dict[str, tuple[int, ...]]:
+  cluster = make_device(SMALL)
+  records, _ = serve(requests, make_conductor(SMALL), cluster)
+  close(cluster)
+  return tokens_of(records)
+
+
+def test_the_same_tokens_as_in_one_process(backend, cluster):
+  requests = shared_prefix_requests(16, output=9, every_s=0.02)
+  records, _ = serve(requests, make_conductor(SMALL), cluster)
+  assert [r.outcome for r in records] == ['completed'] * 16
+  assert tokens_of(records) == in_one_process(requests)
+  assert any(r.reused_tokens for r in records)
+  cluster.check()
+  uses = backend.link_uses()
+  handed = sum(r.num_prompt_tokens for r in requests)
+  num_bytes = uses['wire', 'decode0'].num_bytes
+  assert num_bytes >= handed * SMALL.layout(MODEL).token_layer_bytes * 3
+  for r in records:
+    times = [r.arrival_s, r.prefill_start_s, r.prefill_done_s, r.finished_s]
+    assert times == sorted(times), r
+
+
+def test_a_killed_instance_is_missed_and_joins_again(backend, cluster):
+  """Requests end with a reason or are placed again; later ones are served."""
+  requests = shared_prefix_requests(30, output=30, every_s=0.05)
+  seen, done = [], []
+
+  def on_event(event):
+    seen.append(event)
+    done.extend([event] if isinstance(event, Finished) else [])
+    if isinstance(event, Finished) and len(done) == 3:
+      os.kill(backend.crew.process_id('decode0'), signal.SIGKILL)
+
+  records, _ = serve(
+    requests, make_conductor(SMALL), cluster, on_event=on_event
+  )
+  assert any(isinstance(event, InstanceLost) for event in seen)
+  assert len(records) == 30
+  for record in records:
+    assert record.outcome in ('completed', 'failed', 'rejected'), record
+  assert {r.outcome for r in records} > {'completed'}
+  until_s = backend.now_s() + 60
+  while not any(isinstance(event, InstanceJoined) for event in seen):
+    seen += cluster.step(backend.now_s() + 1)
+    assert backend.now_s() < until_s
+  cluster.check()
+  requests = [
+    replace(request, arrival_s=backend.now_s())
+    for request in shared_prefix_requests(4, output=9)
+  ]
+  records, _ = serve(requests, make_conductor(SMALL), cluster)
+  assert [r.outcome for r in records] == ['completed'] * 4
+  assert tokens_of(records) == in_one_process(requests)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts between processes' ends: what is sent arrives whole, or not at all."""
+
+from contextlib import contextmanager
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_jax.backend import Replica
+from mooncake_jax.distributed.channel import Channel
+from mooncake_jax.distributed.landing import Landing
+from mooncake_jax.distributed.landing import PartShape
+from mooncake_jax.distributed.movers import make_mover
+from mooncake_jax.distributed.spec import WireSpec
+from mooncake_jax.distributed.wire import Wire
+from mooncake_jax.transfer.arrivals import Arrivals
+from mooncake_jax.transfer.segment import Part
+
+SHAPE = PartShape(4, 2, 8, 64, np.dtype(np.float32))
+
+
+@pytest.fixture(scope='module', params=['tcp', 'nixl'])
+def movers(request):
+  """A mover at either end."""
+  if request.param == 'nixl':
+    pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
+  two = [
+    make_mover(request.param, f'{end}-{time.time()}', 'lo') for end in 'ab'
+  ]
+  yield two
+  for mover in two:
+    mover.close()
+
+
+@contextmanager
+def ends(movers, secret='s', limit=1 << 20, **kwargs):
+  """A wire, where it leads to, and what arrives there."""
+  spec = WireSpec(movers[0].name, stall_s=2.0, **kwargs)
+  arrivals = Arrivals(limit)
+  landing = Landing(spec, SHAPE, movers[1], arrivals, 's')
+  wire = Wire('b', spec, movers[0], secret)
+  wire.lead_to(landing.address)
+  try:
+    yield wire, arrivals, landing
+  finally:
+    wire.close()
+    arrivals.close()
+    landing.close()
+
+
+def part(layers=(0, 2), tokens=8, heads=(2,), seed=0, dtype='float32') -> Part:
+  rng = np.random.default_rng(seed)
+  start, stop = layers
+  slices = tuple(
+    rng.standard_normal((stop - start, 2, tokens, K, 8)).astype(dtype)
+    for K in heads
+  )
+  return Part(start, stop, slices)
+
+
+def send(wire: Wire, number: int, sent: Part) -> None:
+  wire.store(Replica(wire.name, number, b''), sent)
+
+
+class Got:
+  """What an op hears of its parts."""
+
+  def __init__(self, arrivals: Arrivals, number: int):
+    self.parts, self.lefts, self.errors = [], [], []
+    arrivals.expect(number, self._arrived, self.errors.append)
+
+  def _arrived(self, arrived, left):
+    self.parts.append(arrived)
+    self.lefts.append(left)
+
+
+@pytest.mark.parametrize('checksums', [False, True])
+def test_what_is_sent_arrives_whole_before_and_after_it_is_expected(
+  movers, checksums
+):
+  with ends(movers, checksums=checksums) as (wire, arrivals, _):
+    wire.greet(SHAPE.smallest())
+    sent = [part(seed=1), part((2, 4), 5, (1, 1), seed=2), part(seed=3)]
+    send(wire, 7, sent[0])  # early
+    got = Got(arrivals, 7)
+    send(wire, 7, sent[1])
+    send(wire, 8, sent[2])
+    other = Got(arrivals, 8)
+    for mine, theirs in zip(sent, [*got.parts, *other.parts], strict=True):
+      assert mine[:2] == theirs[:2]
+      for a, b in zip(mine.slices, theirs.slices, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert arrivals.taken_bytes == sum(p.num_bytes for p in sent)
+    for left in (*got.lefts, *other.lefts):
+      left()
+    assert arrivals.taken_bytes == 0
+
+
+def test_a_part_that_is_larger_than_all_before_arrives(movers):
+  with ends(movers) as (wire, arrivals, _):
+    got = Got(arrivals, 1)
+    for seed, tokens in enumerate((1, 64, 2)):
+      send(wire, 1, part((0, 4), tokens, seed=seed))
+      np.testing.assert_array_equal(
+        got.parts[-1].slices[0], part((0, 4), tokens, seed=seed).slices[0]
+      )
+      got.lefts[-1]()
+
+
+def test_what_nobody_wants_is_refused_and_the_wire_goes_on(movers):
+  with ends(movers) as (wire, arrivals, _):
+    arrivals.forget(3)
+    with pytest.raises(OSError, match='nobody waits'):
+      send(wire, 3, part())
+    got = Got(arrivals, 4)
+    send(wire, 4, part())
+    assert len(got.parts) == 1
+    arrivals.fail(4, ConnectionError('its source was lost'))
+    assert len(got.errors) == 1
+    with pytest.raises(OSError):
+      send(wire, 4, part())
+    assert arrivals.taken_bytes == part().num_bytes  # that of the one taken
+    late = Got(arrivals, 4)
+    assert len(late.errors) == 1 and not late.parts
+
+
+@pytest.mark.parametrize(
+  'bad',
+  [
+    part(dtype='float16'),
+    part(heads=(1,)),
+    part(tokens=65),
+    Part(3, 5, part().slices),
+    Part(0, 1, part().slices),
+  ],
+)
+def test_what_is_no_part_of_this_kvcache_ends_the_connection(movers, bad):
+  with ends(movers) as (wire, arrivals, _):
+    with pytest.raises(OSError):
+      send(wire, 1, bad)
+    assert arrivals.taken_bytes == 0
+    got = Got(arrivals, 1)
+    send(wire, 1, part())  # over a new one
+    assert len(got.parts) == 1
+
+
+def test_bytes_that_changed_on_the_way_are_refused(movers):
+  with ends(movers) as (wire, arrivals, _):
+    with pytest.raises(OSError, match='checksum'):
+      send(wire, 1, part()._replace(total=12345))
+    assert arrivals.taken_bytes == 0
+
+
+def test_who_does_not_know_the_secret_is_turned_away(movers):
+  with ends(movers, secret='another') as (wire, arrivals, _):
+    with pytest.raises(OSError, match='secret'):
+      send(wire, 1, part())
+    assert arrivals.taken_bytes == 0
+
+
+def test_a_wire_that_leads_nowhere_fails_at_once(movers):
+  with ends(movers) as (wire, _, landing):
+    landing.close()
+    with pytest.raises(OSError):
+      send(wire, 1, part())
+    wire.lead_to(None)
+    with pytest.raises(OSError, match='not there'):
+      send(wire, 1, part())
+    landing.__init__(
+      WireSpec(movers[0].name), SHAPE, movers[1], Arrivals(1 << 20), 's'
+    )
+
+
+def test_a_receiver_that_stalls_is_given_up_within_the_limit(movers):
+  """Room for nothing: the part waits there for what never leaves."""
+  size = part().num_bytes
+  with ends(movers, limit=size) as (wire, arrivals, _):
+    send(wire, 1, part())
+    begun_s = time.monotonic()
+    with pytest.raises(OSError):
+      send(wire, 2, part())
+    assert 1.5 < time.monotonic() - begun_s < 6.0
+    assert arrivals.taken_bytes == size
+
+
+def test_garbage_on_the_port_harms_nobody(movers):
+  with ends(movers) as (wire, arrivals, landing):
+    for text in (b'GET / HTTP/1.1\r\n\r\n', b'\xff' * 64, b'\x02\0\0\0[]'):
+      channel = Channel.to(landing.address, 1.0)
+      channel._sock.sendall(text)
+      channel.close()
+    got = Got(arrivals, 1)
+    send(wire, 1, part())
+    assert len(got.parts) == 1
+
+
+def test_many_senders_at_once(movers):
+  with ends(movers) as (_, arrivals, landing):
+    wires = [Wire('b', WireSpec(movers[0].name), movers[0], 's') for _ in '123']
+    got = [Got(arrivals, number) for number in range(3)]
+
+    def work(number: int) -> None:
+      wires[number].lead_to(landing.address)
+      for seed in range(10):
+        send(wires[number], number, part(seed=100 * number + seed))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join(30)
+    for number, each in enumerate(got):
+      assert len(each.parts) == 10
+      for seed, arrived in enumerate(each.parts):
+        expected = part(seed=100 * number + seed)
+        np.testing.assert_array_equal(arrived.slices[0], expected.slices[0])
+    for wire in wires:
+      wire.close()
