@@ -211,6 +211,7 @@ class Completion:
     rows: what a decode work emitted since its last completion.
     op_status: of a transfer, one status an op in the order submitted.
     spans: of a chunk, [start_s, stop_s) on each stage in order.
+    logprobs: of that token, if its sampling asks for them.
     present: of a probe, how many of the leading blocks are there.
   """
 
@@ -224,6 +225,7 @@ class Completion:
   op_status: tuple[Status, ...] = ()
   spans: tuple[tuple[float, float], ...] = ()
   present: int = 0
+  logprobs: tuple[TokenLogprobs, ...] = ()
   done: bool = True
 
 

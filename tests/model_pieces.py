@@ -106,7 +106,7 @@ class Runner:
     tokens_T = np.zeros(bucket, np.int32)
     tokens_T[: stop - start] = tokens[start:stop]
     length = np.int32(stop - start)
-    token, logits_V, self.kv = prefill.prefill_chunk(
+    report_R, logits_V, self.kv = prefill.prefill_chunk(
       self.params,
       self.config,
       self.kv,
@@ -116,7 +116,7 @@ class Runner:
       length,
       GREEDY,
     )
-    assert int(token) == int(jnp.argmax(logits_V))
+    assert int(report_R[0]) == int(jnp.argmax(logits_V))
     return np.asarray(logits_V)
 
   def chunked(self, tokens, table_P, cuts: Iterable[int], bucket: int):

@@ -55,7 +55,7 @@ def prefill(params, config, kv, prompt, table_P):
     piece = prompt[start : start + BUCKET]
     tokens_T = np.zeros(BUCKET, np.int32)
     tokens_T[: len(piece)] = piece
-    token, _, kv = prefill_chunk(
+    report_R, _, kv = prefill_chunk(
       params,
       config,
       kv,
@@ -65,6 +65,7 @@ def prefill(params, config, kv, prompt, table_P):
       np.int32(len(piece)),
       SamplingRows.of([Sampling()]),
     )
+    token = report_R[0]
   return token, kv
 
 

@@ -18,6 +18,7 @@ from mooncake_jax.events import Finished
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import Placement
+from mooncake_jax.request import Sampling
 
 HEAD = np.arange(41) * 7 % 50 + 2
 # (name, prompt, prefill instance): computed, read from another instance's
@@ -54,7 +55,13 @@ def serve_lives(cluster, lives=LIVES):
   tokens, reused, ended = {}, {}, set()
   for together in lives:
     for name, prompt, prefill in together:
-      request = make_request(name, prompt, 6, cluster.backend.now_s())
+      request = make_request(
+        name,
+        prompt,
+        6,
+        cluster.backend.now_s(),
+        sampling=Sampling(logprobs=1),
+      )
       fetch = {'fetch_blocks': 5, 'fetch_from': 'prefill0'}
       extra = fetch if name == 'remote' else {}
       cluster.submit(request, Placement(name, 0, prefill, 'decode0', **extra))
@@ -63,6 +70,8 @@ def serve_lives(cluster, lives=LIVES):
         cluster.check()
         if isinstance(event, TokensEmitted):
           tokens.setdefault(event.request_id, []).extend(event.tokens)
+          likeliest = [found.top[0][0] for found in event.logprobs]
+          assert likeliest == [*event.tokens]  # greedy, the first one too
         elif isinstance(event, PrefixFetched):
           reused[event.request_id] = (
             event.device_tokens,

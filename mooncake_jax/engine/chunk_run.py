@@ -4,11 +4,15 @@
 from collections.abc import Callable
 import threading
 
+import numpy as np
+
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Status
 from mooncake_jax.backend import WorkId
 from mooncake_jax.engine.progress import Layers
+from mooncake_jax.model import logprobs
+from mooncake_jax.request import TokenLogprobs
 
 # Calls back once what a chunk waits for is done with layers, or by an error.
 When = Callable[[Layers, Callable[[str], None]], None]
@@ -48,6 +52,7 @@ class ChunkRun:
     self._num_flying = 0
     self._why: tuple[Status, str] | None = None
     self._token: int | None = None
+    self._logprobs: tuple[TokenLogprobs, ...] = ()
     self._is_ended = False
     self._spans: list[tuple[float, float]] = []
 
@@ -74,9 +79,13 @@ class ChunkRun:
     """A stage is through with it."""
     self._spans.append((started_s, ended_s))
 
-  def complete(self, token: int | None) -> None:
-    """Its last group was computed."""
-    self._token = token
+  def complete(self, report_R: np.ndarray | None) -> None:
+    """Its last group was computed, and told of a token if it drew one."""
+    sampling = self.chunk.sampling
+    if report_R is not None and sampling is not None:
+      self._token = int(logprobs.tokens(report_R))
+      if sampling.logprobs is not None:
+        self._logprobs = logprobs.of_row(report_R, sampling.logprobs)
     self.stop('completed', '')
 
   def stop(self, status: Status, error: str) -> None:
@@ -106,5 +115,6 @@ class ChunkRun:
         self._why[1],
         token=self._token,
         spans=spans,
+        logprobs=self._logprobs,
       )
     )

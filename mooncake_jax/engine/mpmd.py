@@ -154,8 +154,8 @@ class StageRun:
       if self._hand_on is not None:
         self._hand_on(out)
       else:
-        token = int(np.asarray(out)) if self.run.chunk.sampling else None
-        self.run.complete(token)
+        draws = self.run.chunk.sampling is not None
+        self.run.complete(np.asarray(out) if draws else None)
     self.run.landed()
 
   def _failed(self, error: Exception) -> None:

@@ -151,7 +151,7 @@ class TickPipe:
           stage.desk.pool.check()
         x_Z1TD = self._model.tick([run.inputs if run else None for run in runs])
         draws = last is not None and last.run.chunk.sampling is not None
-        token = self._model.draw(last.inputs) if last and draws else None
+        drawn = self._model.draw(last.inputs) if last and draws else None
     except Exception as error:
       for run in live:
         run.run.stop('failed', describe(error))
@@ -162,12 +162,12 @@ class TickPipe:
       if run:
         run.at += 1
         run.run.computed(stage.layers)
-    ready = partial(self._ready, live, last if token is None else None)
+    ready = partial(self._ready, live, last if drawn is None else None)
     self._reader.expect(x_Z1TD, ready, partial(self._failed, live), since_s)
-    if last and token is not None:
-      done = partial(self._drawn, last, token)
+    if last and drawn is not None:
+      done = partial(self._drawn, last, drawn)
       last.run.begin()
-      self._reader.expect(token, done, partial(self._lost, last))
+      self._reader.expect(drawn, done, partial(self._lost, last))
 
   def _ready(
     self,
@@ -193,9 +193,9 @@ class TickPipe:
       self._lost(run, error)
 
   def _drawn(
-    self, run: TickRun, token: jax.Array, started_s: float, ended_s: float
+    self, run: TickRun, report_R: jax.Array, started_s: float, ended_s: float
   ) -> None:
-    run.run.complete(int(np.asarray(token)))
+    run.run.complete(np.asarray(report_R))
     run.run.landed()
 
   def _lost(self, run: TickRun, error: Exception) -> None:

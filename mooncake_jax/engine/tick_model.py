@@ -87,16 +87,16 @@ class TickModel:
     return self._x_Z1TD
 
   def draw(self, chunk: ChunkInputs) -> jax.Array:
-    """The token after the chunk that left the last stage in the last tick."""
+    """The report on the token after what left the last stage in a tick."""
     first = self._pools[0]
     x_11TD = self._split(self._x_Z1TD)[0]
     inputs = first.put((chunk.start, chunk.length, chunk.sampling))
     with jax.set_mesh(first.mesh):
-      token, _ = self._programs.leave(
+      report_R, _ = self._programs.leave(
         self._tables, self._config, x_11TD, *inputs
       )
-    token.copy_to_host_async()
-    return token
+    report_R.copy_to_host_async()
+    return report_R
 
   @property
   def _table(self) -> np.ndarray:

@@ -76,8 +76,10 @@ def prepare(
   """
   if body.model != served.name:
     raise ApiError(404, 'There is no such model.', 'model_not_found', 'model')
-  if body.top_logprobs_asked is not None:
-    raise ApiError(400, 'logprobs: not told here', 'unsupported', 'logprobs')
+  if served.is_simulated and body.top_logprobs_asked is not None:
+    raise ApiError(
+      400, 'logprobs: a simulation has none', 'unsupported', 'logprobs'
+    )
   prompts = [*_prompts(body, served)]
   if len(prompts) * body.num_answers > spec.max_choices:
     raise ApiError(

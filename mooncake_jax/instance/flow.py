@@ -231,6 +231,7 @@ class Flow:
           *run.key,
           TokenSegment(time_s, 0.0, 1),
           () if token is None else (token,),
+          completion.logprobs,
         ),
       )
     )

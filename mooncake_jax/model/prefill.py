@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill of one chunk of one prompt: all layers on one mesh, or some.
 
-T chunk token, D model, V vocab, P page.
+T chunk token, D model, V vocab, P page, R numbers of a report.
 """
 
 import functools
 
 import jax
+from jax import numpy as jnp
 
 from mooncake_jax.model import forward
+from mooncake_jax.model import logprobs
 from mooncake_jax.model.kernels import AttentionKernel
 from mooncake_jax.model.params import Params
 from mooncake_jax.model.sampling import sample
@@ -49,9 +51,9 @@ def prefill_chunk(
     kernel: of attention.
 
   Returns:
-    After the last layer: the int32 token drawn after the last valid one, its
-    logits float32 [V], and the pool. After others: x [1, T, D], None, and
-    the pool.
+    After the last layer: the report (`logprobs.report`) int32 [R] on the token
+    drawn after the last valid one, its logits float32 [V], and the pool. After
+    others: x [1, T, D], None, and the pool.
   """
   stop = start + length
   x_1TD = forward.embed(params, x[None]) if x.ndim == 1 else x
@@ -82,9 +84,12 @@ def draw(
   """Draws the token at `stop`, after a chunk's last valid one.
 
   Returns:
-    The int32 token and its logits float32 [V].
+    The report int32 [R] on the token and its logits float32 [V].
   """
   last_1D = jax.lax.dynamic_index_in_dim(x_1TD[0], length - 1)
   logits_1V = forward.unembed(params, config, last_1D)
   token_1 = sample(logits_1V, sampling, stop[None])
-  return token_1[0], logits_1V[0]
+  report_1R = logprobs.report(
+    logits_1V, token_1, jnp.asarray(sampling.logprobs_B)
+  )
+  return report_1R[0], logits_1V[0]
