@@ -86,8 +86,8 @@ def with_rejection(
 
 
 def splits(nodes: int) -> list[int]:
-  """Numbers of prefill nodes to try: up to five, from few to most."""
-  wanted = {round(nodes * share / 8) for share in (2, 4, 5, 6, 7)}
+  """Numbers of prefill nodes to try: up to six, from few to most."""
+  wanted = {round(nodes * share / 8) for share in (1, 2, 4, 5, 6, 7)}
   return sorted(min(max(n, 1), nodes - 1) for n in wanted)
 
 
