@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts runs side by side: their figures in columns, TTFT and TBT in one plot.
+"""Puts runs side by side: how their configs and their results differ.
 
-  python scripts/compare.py results/A results/B [--out compare.html]
+  python scripts/compare.py RUN RUN... [--out compare.html]
+  python scripts/compare.py A/seed0,A/seed1 B/seed0,B/seed1
 
-Each is a results folder, of a run or of a sweep's point. Where runs have the
-tokens of their answers, also which share of the first run's each gives too, up
-to the first that differs in an answer.
+Each is a results folder, of a run or of a sweep's point, or several with commas
+between them: one system, run with several seeds. Tells which bindings differ,
+all figures in columns, and for the main ones how much each run differs from the
+first, with the interval that a bootstrap over requests and seeds gives. Where
+runs have the tokens of their answers, also which share of the first run's each
+gives too, up to the first that differs in an answer.
 """
 
 import argparse
@@ -16,34 +20,104 @@ import json
 from pathlib import Path
 import sys
 
+from mooncake_jax.metrics.bootstrap import columns
+from mooncake_jax.metrics.bootstrap import Difference
+from mooncake_jax.metrics.bootstrap import differences
 from mooncake_jax.metrics.summary import Summary
 from mooncake_jax.metrics.table import comparison
+from mooncake_jax.metrics.table import number
 from mooncake_jax.report.page import comparison_page
 from mooncake_jax.report.records import read_records
 from mooncake_jax.request import RequestRecord
+from mooncake_jax.slo import SLO
+from scripts import gin_source
 from scripts.errors import one_line_errors
+
+OPERATIVE = 'operative_config.gin'
+Run = tuple[list[RequestRecord], Summary]
 
 
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
-  parser.add_argument('folders', nargs='+', type=Path, metavar='FOLDER')
+  parser.add_argument('runs', nargs='+', metavar='FOLDER[,FOLDER...]')
   parser.add_argument('--out', type=Path, default=Path('compare.html'))
   args = parser.parse_args(argv)
   with one_line_errors():
-    runs = {
-      folder.name: (
-        read_records(folder / 'records.jsonl'),
-        Summary.from_dict(json.loads((folder / 'summary.json').read_text())),
-      )
-      for folder in args.folders
-    }
-  print(comparison({name: summary for name, (_, summary) in runs.items()}))
-  records = {name: found for name, (found, _) in runs.items()}
+    systems = {text: [*map(Path, text.split(','))] for text in args.runs}
+    runs = {name: [*map(_read, of)] for name, of in systems.items()}
+    configs = {name: config_of(of[0]) for name, of in systems.items()}
+  firsts = {_short(name): of[0] for name, of in runs.items()}
+  _tell_configs(configs)
+  print(comparison({name: summary for name, (_, summary) in firsts.items()}))
+  _tell_differences(runs)
+  records = {name: found for name, (found, _) in firsts.items()}
   for name, share in same_tokens(records).items():
     print(f'tokens as in the first run: {name} {share:.3f}')
-  args.out.write_text(comparison_page(' · '.join(runs), runs))
+  args.out.write_text(comparison_page(' · '.join(firsts), firsts))
   print(f'\nplots: {args.out}')
   return 0
+
+
+def _read(folder: Path) -> Run:
+  return (
+    read_records(folder / 'records.jsonl'),
+    Summary.from_dict(json.loads((folder / 'summary.json').read_text())),
+  )
+
+
+def _short(name: str) -> str:
+  """Of a system: its first folder's own name."""
+  return Path(name.split(',')[0]).name
+
+
+def config_of(folder: Path) -> dict[str, str]:
+  """Value of each binding of a run's operative config; {} where it has none."""
+  path = folder / OPERATIVE
+  if not path.exists():
+    return {}
+  source = gin_source.Source()
+  gin_source.read(path, source)
+  return {each.name: gin_source.written(each.value) for each in source.bindings}
+
+
+def different(
+  configs: Mapping[str, Mapping[str, str]],
+) -> dict[str, list[str]]:
+  """Values by binding, '-' where a run has none, of those that differ."""
+  names = dict.fromkeys(name for of in configs.values() for name in of)
+  values = {n: [of.get(n, '-') for of in configs.values()] for n in names}
+  return {name: of for name, of in values.items() if len({*of}) > 1}
+
+
+def _tell_configs(configs: Mapping[str, Mapping[str, str]]) -> None:
+  found = different(configs)
+  print('bindings that differ:' if found else 'the same bindings')
+  for name, values in found.items():
+    print(f'  {name}: {" | ".join(values)}')
+  print()
+
+
+def _tell_differences(runs: Mapping[str, Sequence[Run]]) -> None:
+  """Of each system from the first; a star where 0 lies outside."""
+  (first, base), *others = runs.items()
+  slo = SLO(base[0][1].slo_ttft_s, base[0][1].slo_tbt_s)
+  of = {
+    name: [columns(records, slo) for records, _ in each if records]
+    for name, each in runs.items()
+  }
+  for name, _ in others:
+    if of[first] and of[name]:
+      print(f'\n{_short(name)} - {_short(first)}, 95 % of the bootstrap:')
+      for figure, each in differences(of[first], of[name]).items():
+        print(f'  {figure:28}{_shown(each)}')
+
+
+def _shown(each: Difference) -> str:
+  star = '  *' if each.is_sure else ''
+  difference = each.other - each.first
+  return (
+    f'{number(difference):>11} [{number(each.low)}, {number(each.high)}]{star}'
+  )
 
 
 def same_tokens(

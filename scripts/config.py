@@ -120,16 +120,9 @@ def _check_target(binding: Binding) -> Any:
     raise binding.error(what + nearest(binding.parameter, [*known]))
   hint = known[binding.parameter]
   if not gin_types.fits(binding.value, hint, binding):
-    raise binding.error(
-      f'{_written(binding.value)} is not of type {gin_types.shown(hint)}'
-    )
+    value = gin_source.written(binding.value)
+    raise binding.error(f'{value} is not of type {gin_types.shown(hint)}')
   return target
-
-
-def _written(value: Any) -> str:
-  if isinstance(value, Reference):
-    return f'@{value.name}{"()" if value.evaluate else ""}'
-  return repr(value)
 
 
 def _check_value(binding: Binding, macros: list[str]) -> None:

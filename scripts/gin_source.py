@@ -117,6 +117,15 @@ def resolve(selector: str, symbols: Mapping[str, Any]) -> Any:
   return thing
 
 
+def written(value: Any) -> str:
+  """A bound value as a gin file has it."""
+  if isinstance(value, Reference):
+    return f'@{value.name}{"()" if value.evaluate else ""}'
+  if isinstance(value, Macro):
+    return f'%{value.name}'
+  return repr(value)
+
+
 class _AsData(config_parser.ParserDelegate):
   def configurable_reference(self, scoped_configurable_name, evaluate):
     return Reference(scoped_configurable_name, evaluate)

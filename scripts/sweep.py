@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a grid over bindings of a run file, and tells it as one table.
+"""Runs points over bindings of a run file, and tells them as one table.
 
   python scripts/sweep.py RUN.gin --over 'X.y=[1, 2]' [--over ...]
+    [--mode grid|list|random]
   python scripts/sweep.py configs/sweep/NAME.gin
   python scripts/sweep.py ... --slurm slurm_partition=gpu timeout_min=60
 
@@ -15,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 import sys
+from typing import get_args
 
 from rich.console import Console
 
@@ -25,6 +27,7 @@ from scripts.gin_source import binds
 from scripts.sweeps import inline
 from scripts.sweeps import processes
 from scripts.sweeps import slurm
+from scripts.sweeps.grid import Mode
 from scripts.sweeps.grid import parse_axis
 from scripts.sweeps.grid import Sweep
 from scripts.sweeps.sweep import run_sweep
@@ -36,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
   args = _parser().parse_args(argv)
   out = args.out or Path('results') / Path(args.config).stem
   with one_line_errors():
-    sweep = read_sweep(args.config, args.over, args.bind, args.show)
+    sweep = read_sweep(args.config, args.over, args.bind, args.show, args.mode)
     rows = run_sweep(sweep, out, _runner(args), again=args.again)
   title = f'{sweep.run}, {len(rows)} runs in {out}'
   Console(width=200).print(printed(rows, sweep.show, title))
@@ -48,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
   add = parser.add_argument
   add('config', help='a run file, or a sweep file (configs/sweep)')
   add('--over', action='append', default=[], metavar='X.y=[...]')
+  add('--mode', choices=get_args(Mode), help='default: grid')
   add('--bind', action='append', default=[], metavar='X.y=z')
   add('--show', action='append', default=[], metavar='FIGURE')
   add('--out', type=Path, help='default: results/NAME')
@@ -66,7 +70,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_sweep(
-  config: str, over: list[str], bind: list[str], show: list[str]
+  config: str,
+  over: list[str],
+  bind: list[str],
+  show: list[str],
+  mode: Mode | None = None,
 ) -> Sweep:
   """A sweep file's, or one of a run file; what is added comes last."""
   sweep = Sweep(config)
@@ -78,6 +86,7 @@ def read_sweep(
   return replace(
     sweep,
     over=axes,
+    mode=mode or sweep.mode,
     bind=(*sweep.bind, *bind),
     show=(*show, *(name for name in sweep.show if name not in show)),
   )

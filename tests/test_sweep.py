@@ -2,15 +2,22 @@
 """Sweeps: what is run, what is kept, what is told."""
 
 import csv
+from dataclasses import replace
 from functools import partial
 import json
+import os
 from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
 
 from scripts import sweep as sweep_script
 from scripts.config import ConfigError
+from scripts.gin_source import ROOT
 from scripts.sweeps import inline
 from scripts.sweeps import processes
 from scripts.sweeps import slurm
@@ -45,6 +52,54 @@ def test_a_grid_is_every_combination_and_equal_configs_are_one():
   assert len({point.name for point in made}) == 4
   same = points(small(chunks=[8192, 8192]))
   assert len({point.name for point in same}) == 1
+
+
+def test_a_list_takes_the_axes_values_together():
+  sweep = replace(small(chunks=[1024, 2048], scale=[1.0, 0.5]), mode='list')
+  made = [tuple(point.values.values()) for point in points(sweep)]
+  assert made == [(1024, 1.0), (2048, 0.5)]
+  with pytest.raises(ValueError, match="mode='list' needs axes of one length"):
+    replace(small(chunks=[1024], scale=[1.0, 0.5]), mode='list')
+
+
+def test_draws_are_different_points_and_repeat_with_their_seed():
+  whole = small(chunks=[1024, 2048, 4096, 8192], scale=[1.0, 0.5, 0.25])
+  sweep = replace(whole, mode='random', draws=8)
+  made = [tuple(point.values.values()) for point in points(sweep)]
+  assert len({*made}) == 8
+  assert {*made} <= {tuple(p.values.values()) for p in points(whole)}
+  assert made == [tuple(point.values.values()) for point in points(sweep)]
+  other = points(replace(sweep, seed=1))
+  assert made != [tuple(point.values.values()) for point in other]
+  assert len(points(replace(sweep, draws=99))) == 12
+
+
+def test_ranges_are_drawn_from(capsys):
+  name, written = parse_axis('ClusterSpec.host_bytes=log_uniform(1000, 10**9)')
+  assert (name, written[:3]) == ('ClusterSpec.host_bytes', 'log')
+  sweep = Sweep(
+    SIM,
+    {
+      'ClusterSpec.host_bytes': 'log_uniform(1_000_000, 1_000_000_000)',
+      'ConductorSpec.work_weight': 'uniform(0.5, 2)',
+      CHUNKS: [1024, 2048],
+    },
+    (FEW,),
+    mode='random',
+    draws=40,
+  )
+  rows = [point.values for point in points(sweep)]
+  sizes = [row['ClusterSpec.host_bytes'] for row in rows]
+  assert all(type(n) is int and 1e6 <= n <= 1e9 for n in sizes)
+  assert 10 < sum(n < 3e7 for n in sizes) < 30
+  weights = [row['ConductorSpec.work_weight'] for row in rows]
+  assert all(type(w) is float and 0.5 <= w <= 2 for w in weights)
+  assert {row[CHUNKS] for row in rows} == {1024, 2048}
+  with pytest.raises(ValueError, match="needs Sweep.mode='random'"):
+    replace(sweep, mode='grid')
+  for bad in ('uniform(2, 1)', 'log_uniform(0, 1)', 'uniform(a, 1)', 'all'):
+    with pytest.raises(ValueError, match='must read|is no range'):
+      points(replace(sweep, over={'ConductorSpec.work_weight': bad}))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +160,35 @@ def test_a_run_killed_in_the_middle_is_run_again(tmp_path):
   (tmp_path / row.point.name / 'point.json').unlink()
   (again,) = run_sweep(small(chunks=[1024]), tmp_path, local())
   assert again.figures == whole
+
+
+def test_a_sweep_killed_in_the_middle_goes_on_without_loss(tmp_path):
+  axis = f'{CHUNKS}=[1024, 2048, 4096, 8192, 16384]'
+  bind = ['--bind', 'generate.conversation.num_requests=60']
+  command = [SIM, *bind, '--over', axis, '--workers', '2']
+  out = tmp_path / 'killed'
+  process = subprocess.Popen(
+    [sys.executable, 'scripts/sweep.py', *command, '--out', str(out)],
+    cwd=ROOT,
+    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    start_new_session=True,
+    stdout=subprocess.DEVNULL,
+  )
+  deadline_s = time.monotonic() + 120
+  while not (done := times_of(out)) and time.monotonic() < deadline_s:
+    time.sleep(0.02)
+  os.killpg(process.pid, signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL
+  done = times_of(out)
+  assert 1 <= len(done) < 5
+  assert sweep_script.main([*command, '--out', str(out)]) == 0
+  assert done.items() <= times_of(out).items() and len(times_of(out)) == 5
+  assert sweep_script.main([*command, '--out', str(tmp_path / 'whole')]) == 0
+  tables = [(tmp_path / name / 'table.csv').read_text() for name in NAMES]
+  assert tables[0] == tables[1]
+
+
+NAMES = ('killed', 'whole')
 
 
 def test_failures_keep_their_reason_and_the_others_go_on(tmp_path):

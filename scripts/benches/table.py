@@ -23,6 +23,7 @@ from scripts.benches.ssd import ssd
 from scripts.benches.steady import steady
 from scripts.benches.store import store
 from scripts.benches.streaming import streaming
+from scripts.benches.sweeps import sweeps
 from scripts.benches.transfer import transfer
 
 BENCHES: dict[str, Callable[[bool], list[Row]]] = {
@@ -44,4 +45,5 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'conductor': conductor,
   'sim': lambda quick: [*sim(quick)],
   'policies': lambda quick: [*policies(quick)],
+  'sweep': lambda quick: [*sweeps(quick)],
 }
