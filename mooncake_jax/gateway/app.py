@@ -220,6 +220,8 @@ class Gateway:
     if isinstance(body, ChatRequest):
       return body, choices, ChatWriter(body, served.codec, head)
     echoes = prompt_texts(body, served) if body.echo else ()
+    if sum(map(len, echoes)) * body.num_answers > self.spec.max_body_bytes:
+      raise ApiError(400, 'echo: too much text', 'too_long', 'echo')
     return body, choices, TextWriter(body, served.codec, head, echoes)
 
   @asynccontextmanager
