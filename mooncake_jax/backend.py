@@ -28,9 +28,10 @@ import numpy as np
 
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.request import BlockKey
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Sampling
 from mooncake_jax.request import TokenLogprobs
-from mooncake_jax.request import TokenSegment
+from mooncake_jax.request import TryKey
 
 WorkId = int
 Status = Literal['completed', 'failed', 'timeout', 'cancelled']
@@ -83,6 +84,11 @@ class DecodeRow:
 @dataclass(frozen=True)
 class DecodeBatch:
   rows: tuple[DecodeRow, ...]
+
+  @property
+  def tries(self) -> tuple[TryKey, ...]:
+    """Whose rows they are."""
+    return tuple([(row.request_id, row.attempt) for row in self.rows])
 
 
 class DevicePages(NamedTuple):
@@ -183,23 +189,6 @@ class BlockOps(Sequence[TransferOp]):
     return [*self][index]
 
 
-class RowTokens(NamedTuple):
-  """What one row of a decode batch emitted in one completion.
-
-  A tuple, as one is made a row and step, on the thread that dispatches.
-
-  `tokens` is empty where the backend computes nothing; else `segment.count`
-  of them, and as many `logprobs` if its sampling asks for them. Nothing
-  follows a stop token.
-  """
-
-  request_id: str
-  attempt: int
-  segment: TokenSegment
-  tokens: tuple[int, ...] = ()
-  logprobs: tuple[TokenLogprobs, ...] = ()
-
-
 @dataclass(slots=True)
 class Completion:
   """Work ended, or (decode only, `done=False`) made progress.
@@ -208,7 +197,7 @@ class Completion:
     started_s, time_s: when the work began to run and when it ended.
     error: what went wrong where status is not 'completed'.
     token: the first token, after a last prefill chunk on devices.
-    rows: what a decode work emitted since its last completion.
+    steps: what a decode work emitted since its last completion.
     op_status: of a transfer, one status an op in the order submitted.
     spans: of a chunk, [start_s, stop_s) on each stage in order.
     logprobs: of that token, if its sampling asks for them.
@@ -221,7 +210,7 @@ class Completion:
   time_s: float
   error: str = ''
   token: int | None = None
-  rows: tuple[RowTokens, ...] = ()
+  steps: tuple[Emitted, ...] = ()
   op_status: tuple[Status, ...] = ()
   spans: tuple[tuple[float, float], ...] = ()
   present: int = 0

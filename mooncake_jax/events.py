@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.request import BlockKey
-from mooncake_jax.request import TokenLogprobs
-from mooncake_jax.request import TokenSegment
+from mooncake_jax.request import Emitted
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,16 @@ class KVArrived(RequestEvent):
 
 
 @dataclass(frozen=True)
-class TokensEmitted(RequestEvent):
-  """New output tokens. `tokens` is empty in a simulation from lengths."""
+class TokensEmitted:
+  """New output tokens: of all rows of a decode step, or a first one.
 
-  segment: TokenSegment
-  tokens: tuple[int, ...] = ()
-  logprobs: tuple[TokenLogprobs, ...] = ()
+  Of several requests, and so no event of one: `emitted.rows` has them one by
+  one. `instance` is where they decode.
+  """
+
+  time_s: float
+  instance: str
+  emitted: Emitted
 
 
 @dataclass(frozen=True)
@@ -201,4 +204,4 @@ ENDS = (Finished, Failed, Cancelled, RejectedLate)
 StoreEvent = BlocksStored | BlocksEvicted | Inventory
 # Which instances there are.
 FleetEvent = InstanceDraining | InstanceLost | InstanceJoined
-Event = StoreEvent | RequestEvent | WorkDone | FleetEvent
+Event = StoreEvent | RequestEvent | TokensEmitted | WorkDone | FleetEvent

@@ -5,14 +5,18 @@ Intervals are half-open, in tokens. A time is `*_s`, in seconds from the start
 of the run, on the backend's clock (virtual or wall).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
 import math
 from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 
 BlockKey = bytes
+# The request's id and the number of the try: names a run everywhere.
+TryKey = tuple[str, int]
 MAX_LOGPROBS = 20  # as OpenAI's API has it
 
 
@@ -236,6 +240,60 @@ class TokenSegment:
     # The small slack keeps a token hit exactly from rounding up.
     count = min(1 + math.ceil(steps - 1e-9), self.count)
     return TokenSegment(self.first_s, self.interval_s, count, self.growth_s)
+
+
+class RowTokens(NamedTuple):
+  """What one try emitted; see `Emitted`."""
+
+  request_id: str
+  attempt: int
+  segment: TokenSegment
+  tokens: tuple[int, ...]
+  logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+  """Tokens that some tries emitted at the same times, as many each.
+
+  One value a decode step, or many steps of a simulation, and not one a row:
+  the thread that dispatches makes it.
+
+  Attributes:
+    tries: whose they are.
+    segment: when they came, of each try.
+    tokens: one a try, as devices tell each step; empty where nothing is
+      computed. Nothing follows a stop token.
+    logprobs: one a try, None where its sampling does not ask for them; empty
+      where nobody's does.
+  """
+
+  tries: tuple[TryKey, ...]
+  segment: TokenSegment
+  tokens: tuple[int, ...] = ()
+  logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+  @property
+  def rows(self) -> Iterator[RowTokens]:
+    """The same, try by try."""
+    for i, (request_id, attempt) in enumerate(self.tries):
+      likely = self.logprobs[i] if self.logprobs else None
+      yield RowTokens(
+        request_id,
+        attempt,
+        self.segment,
+        self.tokens[i : i + 1],
+        () if likely is None else (likely,),
+      )
+
+  def of(self, places: list[int]) -> 'Emitted':
+    """What the tries at these places in `tries` emitted."""
+    return Emitted(
+      tuple([self.tries[i] for i in places]),
+      self.segment,
+      tuple([self.tokens[i] for i in places]) if self.tokens else (),
+      tuple([self.logprobs[i] for i in places]) if self.logprobs else (),
+    )
 
 
 Outcome = Literal[

@@ -125,6 +125,7 @@ def serve(
       if on_event is not None:
         on_event(event)
       if not isinstance(event, RequestEvent):
+        book.observe(event)
         balance.observe_store(event)
         continue
       if isinstance(event, ENDS) and retries.again(event):

@@ -97,10 +97,10 @@ def _step_s(backend: Backend, instance: str, batch: DecodeBatch) -> float:
   backend.decode(instance, batch, STEPS)
   name = batch.rows[0].request_id
   segments = [
-    row.segment
+    emitted.segment
     for completion in ended(backend)
-    for row in completion.rows
-    if row.request_id == name
+    for emitted in completion.steps
+    if (name, 0) in emitted.tries
   ]
   return (segments[-1].last_s - segments[0].first_s) / (STEPS - 1)
 

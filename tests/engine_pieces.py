@@ -119,7 +119,8 @@ class Desk:
     return [
       token
       for completion in self.completions.get(work_id, ())
-      for row in completion.rows
+      for emitted in completion.steps
+      for row in emitted.rows
       if row.request_id == request_id
       for token in row.tokens
     ]

@@ -113,7 +113,7 @@ class Flaky(VirtualBackend):
       status if self._rng.random() < 0.5 else s for s in completion.op_status
     )
     return replace(
-      completion, status=status, error='spoilt', rows=(), op_status=ops
+      completion, status=status, error='spoilt', steps=(), op_status=ops
     )
 
 
@@ -255,7 +255,7 @@ class Trial:
             if medium(replica.segment) not in ('device', 'remote'):
               assert shadow.is_right(replica), replica
       case TokensEmitted():
-        assert (event.request_id, event.attempt) not in shadow.wrong_tokens
+        assert shadow.wrong_tokens.isdisjoint(event.emitted.tries)
       case KVArrived():
         run = self.cluster._flow.runs.get((event.request_id, event.attempt))
         if run is not None and run.decode_pages:

@@ -116,7 +116,7 @@ class Shadow:
   def _step(self, made: Completion) -> None:
     """Each row wrote the KVCache of its token and of those it emitted after."""
     instance, batch = self._batches.pop(made.work_id)
-    counts = {(r.request_id, r.attempt): r.segment.count for r in made.rows}
+    counts = {key: s.segment.count for s in made.steps for key in s.tries}
     rows = []
     for row in batch.rows:
       key, start = (row.request_id, row.attempt), row.position

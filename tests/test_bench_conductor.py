@@ -41,6 +41,10 @@ def test_requests_end_once_and_stores_hold_what_they_can(rows, capacity):
   assert [e.time_s for e in events] == sorted(e.time_s for e in events)
   by_request, held, seqs = defaultdict(list), defaultdict(set), defaultdict(int)
   for event in events:
+    if isinstance(event, TokensEmitted):
+      ((name, _),) = event.emitted.tries
+      by_request[name].append(event)
+      continue
     if isinstance(event, RequestEvent):
       by_request[event.request_id].append(event)
       continue
@@ -59,5 +63,7 @@ def test_requests_end_once_and_stores_hold_what_they_can(rows, capacity):
     life = by_request[request.request_id]
     kinds = [type(event) for event in life]
     assert kinds.count(PrefillDone) == 1 and kinds[-1] is Finished
-    tokens = sum(e.segment.count for e in life if isinstance(e, TokensEmitted))
+    tokens = sum(
+      e.emitted.segment.count for e in life if isinstance(e, TokensEmitted)
+    )
     assert tokens == request.max_output_tokens

@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 
 from mooncake_jax.events import TokensEmitted
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import TokenSegment
 from scripts.benches import mixed
 
 
-def emitted(name: str, time_s: float) -> TokensEmitted:
-  return TokensEmitted(
-    time_s, name, 0, 'decode0', TokenSegment(time_s, 0.0, 1), (1,)
-  )
+def emitted(names: str, time_s: float) -> TokensEmitted:
+  tries = tuple((name, 0) for name in names)
+  made = Emitted(tries, TokenSegment(time_s, 0.0, 1), (1,) * len(tries))
+  return TokensEmitted(time_s, 'decode0', made)
 
 
 def test_steps_are_counted_by_their_rows():
   first = [emitted('a', 1.0), emitted('b', 1.5)]
-  steps = [emitted('a', 2.0), emitted('a', 3.0), emitted('b', 3.0)]
+  steps = [emitted('a', 2.0), emitted('ab', 3.0)]
   assert mixed._steps([*first, *steps], 2) == Counter({0: 2, 1: 1, 2: 1})
 
 

@@ -61,7 +61,8 @@ def _token_times(completions):
   return [
     time_s
     for completion in completions
-    for row in completion.rows
+    for emitted in completion.steps
+    for row in emitted.rows
     if row.request_id == 'a'
     for time_s in (row.segment.token_s(i) for i in range(row.segment.count))
   ]
@@ -83,7 +84,7 @@ def test_a_chunk_holds_up_the_tokens_of_its_step():
   assert times[0] == completions[0].time_s == pytest.approx(mixed_s)
   assert times[-1] == pytest.approx(mixed_s + sum(steps))
   assert len(times) == 5
-  assert [c.done for c in completions if c.rows] == [False, True]
+  assert [c.done for c in completions if c.steps] == [False, True]
 
 
 def test_a_batch_rides_for_less_than_a_step_of_its_own():
@@ -99,7 +100,7 @@ def test_a_chunk_that_comes_during_a_step_waits_for_its_end(share):
   assert backend.wait(first_s + share * second_s) == []
   backend.prefill('p', CHUNK)
   done = _drain(backend)
-  (chunk,) = [c for c in done if not c.rows]
+  (chunk,) = [c for c in done if not c.steps]
   assert chunk.started_s == pytest.approx(first_s + second_s, rel=1e-2)
   assert len(_token_times(done)) == 20
 
@@ -126,7 +127,7 @@ def test_a_cancelled_decode_ends_at_the_next_boundary(cut_s):
   backend.cancel(work)
   done += _drain(backend)
   times = _token_times(done)
-  assert [c.done for c in done if c.rows][-1]
+  assert [c.done for c in done if c.steps][-1]
   assert len([t for t in times if t > cut_s + 1e-9]) <= 1 <= len(times)
 
 

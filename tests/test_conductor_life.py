@@ -31,6 +31,7 @@ from mooncake_jax.events import TokensEmitted
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.report.records import read_journal
 from mooncake_jax.report.records import write_journal
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import TokenSegment
@@ -55,8 +56,8 @@ def fill(conductor, count, length=90, output=30):
   for i in range(count):
     placed = conductor.place(ask(f'f{i}', length, output), 0.0)
     assert isinstance(placed, Placement), placed
-    segment = TokenSegment(0.0, 0.0, 1)
-    conductor.observe(TokensEmitted(0.0, f'f{i}', 0, placed.decode, segment))
+    first = Emitted(((f'f{i}', 0),), TokenSegment(0.0, 0.0, 1))
+    conductor.observe(TokensEmitted(0.0, placed.decode, first))
 
 
 def test_a_rejection_says_when_to_ask_again():
@@ -180,7 +181,7 @@ def _spoils(count):
 
   def spoil(completion):
     if completion.token is None and completion.op_status == ():
-      if completion.rows == () and next(left) < count:
+      if not completion.steps and next(left) < count:
         return replace(completion, status='failed', error='spoilt')
     return completion
 

@@ -25,6 +25,7 @@ from mooncake_jax.events import Preempted
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import TokensEmitted
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
 from mooncake_jax.request import TokenSegment
 from mooncake_jax.slo import SLO
@@ -61,10 +62,11 @@ def life(placed: Placement, output: int, now_s: float, ends):
   """The events of a placed request, up to its end."""
   key = placed.request_id, placed.attempt
   first_s = now_s + placed.ttft_s
+  first = Emitted((key,), TokenSegment(first_s, 0, 1))
   events = [
     PrefixFetched(now_s, *key, placed.prefill, now_s),
     PrefillDone(first_s, *key, placed.prefill, now_s, 1, placed.prefill_s),
-    TokensEmitted(first_s, *key, placed.decode, TokenSegment(first_s, 0, 1)),
+    TokensEmitted(first_s, placed.decode, first),
   ]
   last_s = first_s + 0.002 * output
   if output % 3 == 0:

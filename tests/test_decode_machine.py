@@ -15,13 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
-from mooncake_jax.backend import RowTokens
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.cluster_spec import Reserve
 from mooncake_jax.events import Finished
 from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import Start
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.request import TokenSegment
@@ -220,12 +220,9 @@ class DecodeMachine(RuleBasedStateMachine):
     """The batch makes steps and its work ends."""
     assert self.batch is not None
     runs = self.instance.runs
-    rows = tuple(
-      RowTokens(row.request_id, 0, TokenSegment(0.0, 0.0, count))
-      for row in self.batch.rows
-    )
+    emitted = Emitted(self.batch.tries, TokenSegment(0.0, 0.0, count))
     self.batch = None
-    end = Completion(0, 'completed', 0.0, 0.0, rows=rows)
+    end = Completion(0, 'completed', 0.0, 0.0, steps=(emitted,))
     for effect in self.instance.on_decode(end):
       if isinstance(effect, Finished):
         (run,) = [

@@ -23,6 +23,7 @@ from mooncake_jax.conductor.decode_rows import DecodeRows
 from mooncake_jax.events import Preempted
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.metrics.latency import tail_s
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import TokenSegment
@@ -109,8 +110,8 @@ def test_a_long_context_is_refused_where_a_short_one_is_taken():
       request = make_request(f'f{i}', np.full(90, 2 + i), 200)
       placed = conductor.place(request, 0.0)
       assert isinstance(placed, Placement)
-      first = TokenSegment(0.0, 0.0, 1)
-      conductor.observe(TokensEmitted(0.0, f'f{i}', 0, placed.decode, first))
+      first = Emitted(((f'f{i}', 0),), TokenSegment(0.0, 0.0, 1))
+      conductor.observe(TokensEmitted(0.0, placed.decode, first))
     asked = make_request('r', np.full(length, 9), 200)
     decided[length] = conductor.place(asked, 0.01)
   assert isinstance(decided[20], Placement)
@@ -136,9 +137,8 @@ def test_room_goes_by_the_rule_of_the_cluster():
     for _ in range(5):  # eight steps at a time, until all is taken
       for p in placed:
         segment = TokenSegment(0.1, 0.001, 8)
-        conductor.observe(
-          TokensEmitted(0.1, p.request_id, 0, 'decode0', segment)
-        )
+        emitted = Emitted(((p.request_id, 0),), segment)
+        conductor.observe(TokensEmitted(0.1, 'decode0', emitted))
       conductor.view.check()
     assert loads.reserved_tokens_I.item(0) <= 256
     if reserve == 'prompt':

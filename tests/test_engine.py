@@ -147,7 +147,7 @@ def test_each_step_is_a_completion_with_its_time(desk):
   desk.end_of(work)
   steps = desk.completions[work]
   assert [c.done for c in steps] == [False] * 5 + [True]
-  times = [c.rows[0].segment.first_s for c in steps]
+  times = [c.steps[0].segment.first_s for c in steps]
   assert times == sorted(times) and times[0] >= steps[0].started_s > 0
 
 
@@ -351,10 +351,10 @@ def test_drawn_tokens_do_not_depend_on_the_batch(desk):
   desk.end_of(together)
   assert desk.tokens_of(alone) == desk.tokens_of(together)
   for completion in desk.completions[together]:
-    for emitted in completion.rows:
-      asked = emitted.request_id == 'r'
-      assert [len(found.top) for found in emitted.logprobs] == [2] * asked
-      assert all(found.logprob <= 0 for found in emitted.logprobs)
+    for row in (row for step in completion.steps for row in step.rows):
+      asked = row.request_id == 'r'
+      assert [len(found.top) for found in row.logprobs] == [2] * asked
+      assert all(found.logprob <= 0 for found in row.logprobs)
 
 
 def test_wait_returns_at_until_s_on_wake_and_when_nothing_is_under_way(desk):

@@ -50,7 +50,7 @@ class Heard:
     return [
       (told_s, event)
       for told_s, event in self.events
-      if isinstance(event, TokensEmitted) and event.request_id == name
+      if isinstance(event, TokensEmitted) and (name, 0) in event.emitted.tries
     ]
 
   def until(self, holds) -> None:
@@ -98,10 +98,10 @@ def test_a_request_is_served_at_the_pace_of_the_clock():
   assert record.finished_s is not None
   assert took_s >= record.finished_s - record.arrival_s - 1e-3
   told = heard.tokens('r')
-  assert sum(event.segment.count for _, event in told) == 20
+  assert sum(event.emitted.segment.count for _, event in told) == 20
   assert len(told) > 5  # as they came, not all at the end
   for told_s, event in told:
-    assert told_s >= event.segment.last_s - 1e-9
+    assert told_s >= event.emitted.segment.last_s - 1e-9
 
 
 def test_a_client_that_goes_away_ends_its_request():

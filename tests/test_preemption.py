@@ -268,9 +268,9 @@ def test_a_put_that_fails_is_made_good_by_computing(make_cluster):
   done = [e for e in events if isinstance(e, Finished)]
   assert len(done) == 5
   emitted = sum(
-    e.segment.count
+    e.emitted.segment.count
     for e in events
-    if isinstance(e, TokensEmitted) and e.request_id == name
+    if isinstance(e, TokensEmitted) and (name, 0) in e.emitted.tries
   )
   assert emitted == 40
 

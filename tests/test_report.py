@@ -20,9 +20,11 @@ from mooncake_jax.report.records import read_records
 from mooncake_jax.report.records import write_journal
 from mooncake_jax.report.records import write_records
 from mooncake_jax.report.timeline import timeline
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import RequestRecord
+from mooncake_jax.request import TokenLogprobs
 from mooncake_jax.request import TokenSegment
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import Journal
@@ -62,7 +64,14 @@ def rejected(name: str) -> RequestRecord:
 JOURNAL: Journal = [
   events.BlocksStored(1.0, 'prefill0', (b'\x01\xff', b'\x02'), 'host'),
   events.TokensEmitted(
-    2.0, 'a', 0, 'decode0', TokenSegment(1.5, 0.25, 2), (7, 8)
+    2.0,
+    'decode0',
+    Emitted(
+      (('a', 0), ('b', 1)),
+      TokenSegment(1.5, 0.25, 1),
+      (7, 8),
+      (TokenLogprobs(-0.5, ((7, -0.5),)), None),
+    ),
   ),
   events.Failed(3.0, 'a', 1, 'decode0', 'timeout'),
   Decision(2.5, 'a', Placement('a', 0, 'prefill0', 'decode0', 2)),

@@ -168,7 +168,7 @@ def test_reported_log_probabilities_are_the_models():
   )
   np.testing.assert_array_equal(logprobs.tokens(report_BR), tokens_B)
   for row, token in enumerate(tokens_B):
-    (found,) = logprobs.of_row(report_BR[row], 4)
+    found = logprobs.of_row(report_BR[row], 4)
     ids, values = zip(*found.top)
     best = np.argsort(-expected_BV[row])[:4]
     assert list(ids) == best.tolist()
@@ -176,7 +176,7 @@ def test_reported_log_probabilities_are_the_models():
     np.testing.assert_allclose(
       found.logprob, expected_BV[row, token], atol=1e-5
     )
-  (found,) = logprobs.of_row(report_BR[1], 0)
+  found = logprobs.of_row(report_BR[1], 0)
   assert found.top == () and found.logprob < 0
 
 

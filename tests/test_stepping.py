@@ -15,12 +15,12 @@ from lifecycle import MODEL
 from lifecycle import SPEC
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
-from mooncake_jax.backend import RowTokens
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.events import KVArrived
 from mooncake_jax.events import PrefillDone
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.request import TokenSegment
 from mooncake_jax.serve import serve
@@ -62,10 +62,10 @@ class Stepping(VirtualBackend):
     batch: DecodeBatch,
     left: int,
     begun_s: float,
-    done: tuple[RowTokens, ...],
+    done: tuple[Emitted, ...],
   ) -> None:
     num_rows = len(batch.rows)
-    context = sum(row.position + 1 for row in batch.rows) + len(done)
+    context = sum(row.position + 1 for row in batch.rows) + num_rows * len(done)
     stop_s = self.now_s() + STEEP.decode_step_s(num_rows, context)
     self._clock.at(
       stop_s, self._stepped, work_id, batch, left - 1, begun_s, done
@@ -74,15 +74,12 @@ class Stepping(VirtualBackend):
   def _stepped(self, work_id, batch, left, begun_s, done) -> None:
     now_s = self.now_s()
     self.steps += 1
-    done += tuple(
-      RowTokens(row.request_id, row.attempt, TokenSegment(now_s, 0.0, 1))
-      for row in batch.rows
-    )
+    done += (Emitted(batch.tries, TokenSegment(now_s, 0.0, 1)),)
     if left and work_id not in self._stopped:
       self._step(work_id, batch, left, begun_s, done)
     else:
       self._done.append(
-        Completion(work_id, 'completed', begun_s, now_s, rows=done)
+        Completion(work_id, 'completed', begun_s, now_s, steps=done)
       )
 
 

@@ -69,9 +69,10 @@ def serve_lives(cluster, lives=LIVES):
       for event in cluster.step(None):
         cluster.check()
         if isinstance(event, TokensEmitted):
-          tokens.setdefault(event.request_id, []).extend(event.tokens)
-          likeliest = [found.top[0][0] for found in event.logprobs]
-          assert likeliest == [*event.tokens]  # greedy, the first one too
+          for row in event.emitted.rows:
+            tokens.setdefault(row.request_id, []).extend(row.tokens)
+            likeliest = [found.top[0][0] for found in row.logprobs]
+            assert likeliest == [*row.tokens]  # greedy, the first one too
         elif isinstance(event, PrefixFetched):
           reused[event.request_id] = (
             event.device_tokens,

@@ -217,7 +217,9 @@ def test_a_holder_lost_mid_read_is_a_miss_or_its_replica_serves(
 
 
 def tokens_emitted(events):
-  return [t for e in events if isinstance(e, TokensEmitted) for t in e.tokens]
+  return [
+    t for e in events if isinstance(e, TokensEmitted) for t in e.emitted.tokens
+  ]
 
 
 def test_a_reader_slower_than_its_lease_recomputes(make_cluster):

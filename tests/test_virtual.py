@@ -54,9 +54,9 @@ def test_a_decode_work_is_the_sum_of_its_steps():
   (done,) = _drain(backend)
   steps = [COSTS.decode_step_s(2, 40 + 2 * i) for i in range(7)]
   assert done.time_s == pytest.approx(sum(steps))
-  assert done.rows[0].segment.count == 7
-  assert done.rows[0].segment.first_s == steps[0]
-  assert done.rows[1].segment.last_s == pytest.approx(done.time_s)
+  assert done.steps[0].segment.count == 7
+  assert done.steps[0].segment.first_s == steps[0]
+  assert done.steps[0].segment.last_s == pytest.approx(done.time_s)
 
 
 @hypothesis.given(st.floats(0, 1.2))
@@ -72,8 +72,8 @@ def test_a_cancelled_decode_ends_at_the_next_step_boundary(share):
   backend.cancel(work)
   done += _drain(backend)
   assert len(done) == 1
-  segment = done[0].rows[0].segment
-  boundaries = [whole.rows[0].segment.token_s(i) for i in range(10)]
+  segment = done[0].steps[0].segment
+  boundaries = [whole.steps[0].segment.token_s(i) for i in range(10)]
   due = [t for t in boundaries if t >= cut_s - 1e-12][:1] or boundaries[-1:]
   assert done[0].time_s == pytest.approx(due[0])
   assert segment.count == boundaries.index(due[0]) + 1
@@ -129,7 +129,7 @@ class _FlakyBackend(VirtualBackend):
       status if self._rng.random() < 0.5 else s for s in completion.op_status
     )
     return replace(
-      completion, status=status, error='spoilt', rows=(), op_status=ops
+      completion, status=status, error='spoilt', steps=(), op_status=ops
     )
 
 

@@ -168,12 +168,22 @@ class DecodeLoads:
     held.waits = True
     self._admit(i)
 
-  def grow(self, request_id: str, num_tokens: int) -> None:
-    """It emitted tokens; the first ones make it active."""
-    held = self._held.get(request_id)
-    if held is None:
-      return
-    i = held.i
+  def grow(
+    self, name: str, request_ids: Iterable[str], num_tokens: int
+  ) -> None:
+    """Requests there emitted tokens; the first ones make one active.
+
+    Ignores those that are not there.
+    """
+    i = self.row[name]
+    for request_id in request_ids:
+      held = self._held.get(request_id)
+      if held is not None and held.i == i:
+        self._grow(held, num_tokens)
+    self._derive(i)
+
+  def _grow(self, held: _Held, num_tokens: int) -> None:
+    i, rows = held.i, self.requests[held.i]
     if not held.active:
       held.active = True
       self.active_rows_I[i] += 1
@@ -183,11 +193,10 @@ class DecodeLoads:
     self.active_tokens_I[i] += num_tokens
     emitted = min(num_tokens, held.left_tokens)
     held.left_tokens -= emitted
-    self._take_pages(held)
-    self.requests[i].context_R[held.row] = held.context_tokens
-    self.requests[i].left_R[held.row] = held.left_tokens
     self.left_tokens_I[i] -= emitted
-    self._derive(i)
+    rows.context_R[held.row] = held.context_tokens
+    rows.left_R[held.row] = held.left_tokens
+    self._take_pages(held)
 
   def preempt(self, request_id: str) -> None:
     """It lost its pages and comes before all that wait for some."""

@@ -25,6 +25,7 @@ from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.metrics.latency import tail_s
+from mooncake_jax.request import TokenSegment
 
 
 def observe(view: View, event: Event) -> None:
@@ -34,6 +35,8 @@ def observe(view: View, event: Event) -> None:
       placed = view.placed.get(event.request_id, event.attempt)
       if placed is not None:
         _observe_request(view, placed, event)
+    case TokensEmitted():
+      _observe_tokens(view, event)
     case BlocksStored() | BlocksEvicted() | Inventory():
       view.index.observe(event)
     case InstanceDraining():
@@ -47,10 +50,6 @@ def observe(view: View, event: Event) -> None:
 
 def _observe_request(view: View, placed: Placed, event: RequestEvent) -> None:
   match event:
-    case TokensEmitted():
-      _prefilled(view, placed, event.segment.first_s)
-      _learn_step(view, placed, event)
-      view.decode.grow(event.request_id, event.segment.count)
     case Preempted():
       placed.preempted, placed.last_token_s = True, None
       view.decode.preempt(event.request_id)
@@ -69,6 +68,33 @@ def _observe_request(view: View, placed: Placed, event: RequestEvent) -> None:
         _learn_duration(view, placed, event.time_s)
         _learn_tbt(view, placed)
       view.release(placed, event.time_s)
+
+
+def _observe_tokens(view: View, event: TokensEmitted) -> None:
+  segment, decode = event.emitted.segment, view.decode
+  gaps_s: list[float] = []
+  tries: list[str] = []
+  for request_id, attempt in event.emitted.tries:
+    placed = view.placed.get(request_id, attempt)
+    if placed is None:
+      continue
+    tries.append(request_id)
+    if placed.last_token_s is not None:
+      gaps_s.append(segment.first_s - placed.last_token_s)
+    _emitted(view, placed, segment)
+  if gaps_s:
+    # A row that has just joined waited for more than a step.
+    _learn_step(view, event.instance, segment, min(gaps_s))
+  decode.grow(event.instance, tries, segment.count)
+
+
+def _emitted(view: View, placed: Placed, segment: TokenSegment) -> None:
+  if placed.first_token_s is None:
+    placed.first_token_s = segment.first_s
+    _prefilled(view, placed, segment.first_s)
+  placed.last_token_s = segment.last_s
+  if not placed.preempted:
+    placed.segments.append(segment)
 
 
 def _prefilled(view: View, placed: Placed, time_s: float) -> None:
@@ -103,19 +129,13 @@ def _learn_prefill(view: View, placed: Placed, event: PrefillDone) -> None:
     view.prefill_error.observe(i, model_s, taken_s)
 
 
-def _learn_step(view: View, placed: Placed, event: TokensEmitted) -> None:
+def _learn_step(
+  view: View, decode: str, segment: TokenSegment, gap_s: float
+) -> None:
   """Tokens one after another, against a step of what decodes there now."""
-  segment, before_s = event.segment, placed.last_token_s
-  if placed.first_token_s is None:
-    placed.first_token_s = segment.first_s
-  placed.last_token_s = segment.last_s
-  if not placed.preempted:
-    placed.segments.append(segment)
-  observed_s = segment.mean_interval_s
-  if segment.count == 1 and before_s is not None:
-    observed_s = segment.first_s - before_s
-  loads, i = view.decode, view.decode.row[placed.placement.decode]
-  rows, tokens = int(loads.active_rows_I[i]), int(loads.active_tokens_I[i])
+  observed_s = gap_s if segment.count == 1 else segment.mean_interval_s
+  loads, i = view.decode, view.decode.row[decode]
+  rows, tokens = loads.active_rows_I.item(i), loads.active_tokens_I.item(i)
   if observed_s > 0 and 0 < rows <= loads.max_batch_I[i]:
     view.step_error.observe(i, loads.step[i].exact(rows, tokens), observed_s)
 

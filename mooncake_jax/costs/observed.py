@@ -8,7 +8,6 @@ works measured alone.
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from itertools import groupby
 from typing import NamedTuple
 
 from mooncake_jax.costs.fit import DecodeSample
@@ -62,9 +61,9 @@ def _steps(
   emitted: dict[str, int] = {}
   before: set[str] = set()
   before_s = 0.0
-  for last_s, group in groupby(tokens, lambda event: event.segment.last_s):
-    rows = list(group)
-    names, segment = {row.request_id for row in rows}, rows[0].segment
+  for event in tokens:
+    segment = event.emitted.segment
+    last_s, names = segment.last_s, {name for name, _ in event.emitted.tries}
     # A token's context is the prompt, the first token and those before it.
     context = sum(
       prompt_tokens[name] + 1 + emitted.get(name, 0) for name in names
@@ -75,7 +74,6 @@ def _steps(
     elif names & before and last_s > before_s:
       # A row that goes on was stepped without a pause.
       yield DecodeSample(len(names), context, last_s - before_s)
-    for row in rows:
-      done = emitted.get(row.request_id, 0)
-      emitted[row.request_id] = done + row.segment.count
+    for name in names:
+      emitted[name] = emitted.get(name, 0) + segment.count
     before, before_s = names, last_s

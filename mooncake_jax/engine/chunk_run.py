@@ -85,7 +85,7 @@ class ChunkRun:
     if report_R is not None and sampling is not None:
       self._token = int(logprobs.tokens(report_R))
       if sampling.logprobs is not None:
-        self._logprobs = logprobs.of_row(report_R, sampling.logprobs)
+        self._logprobs = (logprobs.of_row(report_R, sampling.logprobs),)
     self.stop('completed', '')
 
   def stop(self, status: Status, error: str) -> None:

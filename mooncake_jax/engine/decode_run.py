@@ -20,11 +20,12 @@ import numpy as np
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
-from mooncake_jax.backend import RowTokens
 from mooncake_jax.backend import WorkId
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.mesh_model import MeshModel
 from mooncake_jax.model import logprobs
+from mooncake_jax.request import Emitted
+from mooncake_jax.request import TokenLogprobs
 from mooncake_jax.request import TokenSegment
 
 # Steps dispatched and unread, at most.
@@ -73,6 +74,8 @@ class DecodeRun:
     self._fewest = min(row.remaining for row in rows)
     self._num_left = min(task.max_steps, self._fewest)
     self._open_rows = list(enumerate(rows))
+    self._tries = task.batch.tries
+    self._tells_logprobs = any(r.sampling.logprobs is not None for r in rows)
     self._num_read = 0
     self._stops = frozenset().union(*(row.stop_token_ids for row in rows))
     self._unread: deque[jax.Array] = deque()
@@ -103,34 +106,42 @@ class DecodeRun:
 
   def _read(self) -> None:
     """Waits for the oldest unread step and reports its tokens."""
-    rows: tuple[RowTokens, ...] = ()
+    steps: tuple[Emitted, ...] = ()
     if self._unread:
       report_BR = np.asarray(self._unread.popleft())
-      rows = self._rows(report_BR, self.task.now_s())
+      steps = (self._emitted(report_BR, self.task.now_s()),)
     self.task.post(
       Completion(
         self.task.work_id,
         'completed',
         self._started_s,
         self.task.now_s(),
-        rows=rows,
+        steps=steps,
         done=not self._is_open,
       )
     )
 
-  def _rows(self, report_BR: np.ndarray, now_s: float) -> tuple[RowTokens, ...]:
+  def _emitted(self, report_BR: np.ndarray, now_s: float) -> Emitted:
     """What the rows that had not ended emitted; ends those it ends."""
-    segment = TokenSegment(now_s, 0.0, 1)
     tokens = logprobs.tokens(report_BR).tolist()
-    emitted = []
-    for i, row in self._open_rows:
-      asked = row.sampling.logprobs
-      likely = () if asked is None else logprobs.of_row(report_BR[i], asked)
-      name = row.request_id, row.attempt
-      emitted.append(RowTokens(*name, segment, (tokens[i],), likely))
+    emitted = Emitted(
+      self._tries,
+      TokenSegment(now_s, 0.0, 1),
+      tuple([tokens[i] for i, _ in self._open_rows]),
+      self._logprobs(report_BR) if self._tells_logprobs else (),
+    )
     self._num_read += 1
     self._end(tokens)
-    return tuple(emitted)
+    return emitted
+
+  def _logprobs(
+    self, report_BR: np.ndarray
+  ) -> tuple[TokenLogprobs | None, ...]:
+    asked = [(i, row.sampling.logprobs) for i, row in self._open_rows]
+    return tuple(
+      None if count is None else logprobs.of_row(report_BR[i], count)
+      for i, count in asked
+    )
 
   def _end(self, tokens: list[int]) -> None:
     """Ends rows that these were the last tokens of; then no step follows."""
@@ -144,3 +155,5 @@ class DecodeRun:
     ]
     if len(self._open_rows) < num_rows:
       self._num_left = 0
+      open_rows = tuple(row for _, row in self._open_rows)
+      self._tries = DecodeBatch(open_rows).tries

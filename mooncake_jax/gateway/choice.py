@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mooncake_jax.events import PrefixFetched
-from mooncake_jax.events import TokensEmitted
 from mooncake_jax.gateway.answers import FinishReason
 from mooncake_jax.gateway.errors import ApiError
 from mooncake_jax.gateway.errors import rejected
@@ -20,11 +19,12 @@ from mooncake_jax.gateway.text_stream import TextStream
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
+from mooncake_jax.request import RowTokens
 from mooncake_jax.request import TokenLogprobs
 from mooncake_jax.serve import Decision
 
 # What the loop tells of a request.
-Told = Decision | TokensEmitted | PrefixFetched | RequestRecord
+Told = Decision | RowTokens | PrefixFetched | RequestRecord
 
 
 class Piece(NamedTuple):
@@ -99,7 +99,7 @@ class Choice:
 
   def hear(self, told: Told) -> None:
     """Takes in what the loop told."""
-    if isinstance(told, TokensEmitted):
+    if isinstance(told, RowTokens):
       self._emitted(told)
     elif isinstance(told, PrefixFetched):
       self.cached_tokens = (
@@ -154,19 +154,19 @@ class Choice:
         return 'stop'
     return None
 
-  def _emitted(self, event: TokensEmitted) -> None:
+  def _emitted(self, row: RowTokens) -> None:
     """Keeps new tokens, less those that an earlier try had emitted."""
-    if event.attempt != self._attempt:
-      self._attempt, self._num_emitted = event.attempt, 0
-    count = event.segment.count
+    if row.attempt != self._attempt:
+      self._attempt, self._num_emitted = row.attempt, 0
+    count = row.segment.count
     skip = min(self.num_tokens - self._num_emitted, count)
     self._num_emitted += count
     words = self._placeholders
-    self._tokens += event.tokens[skip:] or [
+    self._tokens += row.tokens[skip:] or [
       words[i % len(words)]
       for i in range(self.num_tokens, self.num_tokens + count - skip)
     ]
-    self._logprobs += event.logprobs[skip:]
+    self._logprobs += row.logprobs[skip:]
     self.num_tokens += count - skip
 
   def _ended(self, record: RequestRecord) -> None:

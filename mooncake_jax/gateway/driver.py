@@ -94,7 +94,7 @@ class Driver:
     self._watchers = tuple(watchers)
     self._choices: dict[str, Choice] = {}
     self._live = Live(cluster.backend.wake)
-    self._told: deque[Told] = deque()
+    self._told: deque[Told | TokensEmitted] = deque()
     self._is_due = False
     self._ended = asyncio.Event()
     self._thread = threading.Thread(target=self._run, name='serve', daemon=True)
@@ -196,7 +196,7 @@ class Driver:
     if isinstance(event, TokensEmitted | PrefixFetched):
       self._tell(event)
 
-  def _tell(self, told: Told) -> None:
+  def _tell(self, told: Told | TokensEmitted) -> None:
     self._told.append(told)
     if not self._is_due:
       self._is_due = True
@@ -210,6 +210,11 @@ class Driver:
     told_of, choices = self._told, self._choices
     while told_of:
       told = told_of.popleft()
+      if isinstance(told, TokensEmitted):
+        for row in told.emitted.rows:
+          if choice := choices.get(row.request_id):
+            choice.hear(row)
+        continue
       choice = choices.get(told.request_id)
       if choice is None:
         continue

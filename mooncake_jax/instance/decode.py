@@ -14,11 +14,11 @@ directly (no stop in the node's host memory).
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import DecodeRow
-from mooncake_jax.backend import RowTokens
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.pool import PagePool
 from mooncake_jax.cluster_spec import Reserve
@@ -30,6 +30,7 @@ from mooncake_jax.instance.run import RunKey
 from mooncake_jax.instance.run import Start
 from mooncake_jax.instance.run import Stop
 from mooncake_jax.instance.run import Work
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Request
 
 # Whether a request would keep the TBT limit at a decode instance, in a batch of
@@ -131,25 +132,20 @@ class DecodeInstance:
     self._accepted[run.key] = run
     return True
 
-  def emit(self, run: Run, row: RowTokens) -> Effects:
-    """Counts emitted tokens; the last ones finish the run."""
-    time_s = row.segment.last_s
-    run.num_emitted += row.segment.count
-    if row.tokens:
-      run.last_token = row.tokens[-1]
-      run.output += row.tokens
-    effects: Effects = [
-      TokensEmitted(
-        time_s, *run.key, self.name, row.segment, row.tokens, row.logprobs
-      )
-    ]
-    if (
-      run.num_emitted >= run.request.max_output_tokens
-      or run.last_token in run.request.stop_token_ids
-    ):
-      effects.append(
-        Finished(time_s, *run.key, self.name, run.num_output_tokens)
-      )
+  def emit(self, runs: Sequence[Run], emitted: Emitted) -> Effects:
+    """Counts the tokens that runs emitted; the last ones finish a run."""
+    time_s, count = emitted.segment.last_s, emitted.segment.count
+    effects: Effects = [TokensEmitted(time_s, self.name, emitted)]
+    for run in runs:
+      run.num_emitted += count
+    for run, token in zip(runs, emitted.tokens):
+      run.last_token = token
+      run.output.append(token)
+    for run in runs:
+      if run.has_emitted_all:
+        effects.append(
+          Finished(time_s, *run.key, self.name, run.num_output_tokens)
+        )
     return effects
 
   def join(self, run: Run) -> Effects:
@@ -164,10 +160,13 @@ class DecodeInstance:
   def on_decode(self, completion: Completion) -> Effects:
     """Tokens came; at the end of the work the batch changes and goes on."""
     effects: Effects = []
-    for row in completion.rows:
-      run = self._rows.get((row.request_id, row.attempt))
-      if run is not None and not run.ended:
-        effects += self.emit(run, row)
+    for emitted in completion.steps:
+      found = [self._rows.get(key) for key in emitted.tries]
+      runs = [run for run in found if run is not None and not run.ended]
+      if len(runs) < len(found):
+        emitted = emitted.of([i for i, r in enumerate(found) if r in runs])
+      if runs:
+        effects += self.emit(runs, emitted)
     if completion.done:
       for run in self._in_work:
         run.decode_uses -= 1

@@ -12,7 +12,6 @@ from functools import partial
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import PrefillChunk
-from mooncake_jax.backend import RowTokens
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.events import Cancelled
@@ -40,6 +39,7 @@ from mooncake_jax.instance.storing import InstanceStore
 from mooncake_jax.instance.turn import Turn
 from mooncake_jax.instance.works import work_done
 from mooncake_jax.instance.works import Works
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import TokenSegment
 
 # Steps that timelines show.
@@ -226,9 +226,9 @@ class Flow:
     run.state = 'transferring'
     self.apply(
       decode.emit(
-        run,
-        RowTokens(
-          *run.key,
+        [run],
+        Emitted(
+          (run.key,),
           TokenSegment(time_s, 0.0, 1),
           () if token is None else (token,),
           completion.logprobs,

@@ -25,9 +25,10 @@ from mooncake_jax.instance.outputs import text_of
 from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
+from mooncake_jax.request import TryKey
 from mooncake_jax.store.outcomes import CopyTask
 
-RunKey = tuple[str, int]
+RunKey = TryKey
 State = Literal[
   'queued',
   'fetching',
@@ -122,6 +123,15 @@ class Run:
     """Whether others may come with the keys of its output's blocks."""
     is_known = self.request.prompt is not None and len(self.output) > 0
     return is_known or len(self.request.output_block_keys) > 0
+
+  @property
+  def has_emitted_all(self) -> bool:
+    """Whether it came to its length, or to a stop token."""
+    request = self.request
+    return (
+      self.num_emitted >= request.max_output_tokens
+      or self.last_token in request.stop_token_ids
+    )
 
   @property
   def num_output_tokens(self) -> int:

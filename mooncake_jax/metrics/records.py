@@ -12,10 +12,12 @@ from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
 from mooncake_jax.events import TokensEmitted
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
+from mooncake_jax.request import RowTokens
 
 
 class RecordBook:
@@ -72,8 +74,17 @@ class RecordBook:
     if decision.attempt:
       self._repeated[request.request_id] = record.num_output_tokens
 
+  def emitted(self, emitted: Emitted) -> None:
+    """Writes tokens down, of each of its tries that goes on."""
+    for row in emitted.rows:
+      record = self._records[row.request_id]
+      if record.attempt == row.attempt:
+        self._emitted(record, row)
+
   def observe(self, event: Event) -> RequestRecord | None:
     """Writes an event down; returns the record if that was its last."""
+    if isinstance(event, TokensEmitted):
+      self.emitted(event.emitted)
     if not isinstance(event, RequestEvent):
       return None
     record = self._records[event.request_id]
@@ -82,8 +93,6 @@ class RecordBook:
     if self._preempted and event.request_id in self._preempted:
       return self._resumed(record, event)
     match event:
-      case TokensEmitted():
-        self._emitted(record, event)
       case Preempted():
         self._preempt(record, event)
       case PrefixFetched():
@@ -127,15 +136,13 @@ class RecordBook:
         record.recomputed_tokens += event.computed_tokens
       case KVArrived():
         record.preempted_s += event.time_s - self._preempted[event.request_id]
-      case TokensEmitted():
-        self._emitted(record, event)
       case _:
         return self._close(record, event)
     return None
 
-  def _emitted(self, record: RequestRecord, event: TokensEmitted) -> None:
+  def _emitted(self, record: RequestRecord, row: RowTokens) -> None:
     """Writes tokens down, less those that an earlier try had emitted."""
-    segment, tokens = event.segment, event.tokens
+    segment, tokens = row.segment, row.tokens
     if self._repeated.get(record.request_id):
       skip = min(self._repeated[record.request_id], segment.count)
       self._repeated[record.request_id] -= skip

@@ -41,12 +41,12 @@ def tokens(report_BR: np.ndarray) -> np.ndarray:
   return report_BR[..., 0]
 
 
-def of_row(report_R: np.ndarray, count: int) -> tuple[TokenLogprobs, ...]:
+def of_row(report_R: np.ndarray, count: int) -> TokenLogprobs:
   """One row's, with so many of the likeliest tokens."""
   own, ids_E, top_E = np.split(report_R[1:], [1, 1 + len(report_R[2:]) // 2])
   logprobs = top_E.view(np.float32).tolist()
   top = tuple(zip(ids_E.tolist(), logprobs))[:count]
-  return (TokenLogprobs(float(own.view(np.float32)[0]), top),)
+  return TokenLogprobs(float(own.view(np.float32)[0]), top)
 
 
 def _bits(values):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
-from mooncake_jax.backend import RowTokens
 from mooncake_jax.backend import WorkId
 from mooncake_jax.costs.model import CostModel
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import TokenSegment
 from mooncake_jax.sim.clock import Due
 
@@ -41,26 +41,16 @@ class Decoding:
       return None
     told, self.steps = self.steps, self.steps.without(count)
     told = replace(told, count=count)
-    rows = tuple(
-      [RowTokens(r.request_id, r.attempt, told) for r in self.batch.rows]
-    )
-    return Completion(
-      self.work_id,
-      'completed',
-      self.start_s,
-      told.last_s,
-      rows=rows,
-      done=False,
-    )
+    return replace(self._emitted(told), done=False)
 
   def completion(self) -> Completion:
     """What it emitted by its end."""
-    steps = self.steps
-    rows = tuple(
-      [RowTokens(r.request_id, r.attempt, steps) for r in self.batch.rows]
-    )
+    return self._emitted(self.steps)
+
+  def _emitted(self, steps: TokenSegment) -> Completion:
+    emitted = Emitted(self.batch.tries, steps)
     return Completion(
-      self.work_id, 'completed', self.start_s, steps.last_s, rows=rows
+      self.work_id, 'completed', self.start_s, steps.last_s, steps=(emitted,)
     )
 
 

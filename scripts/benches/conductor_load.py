@@ -21,6 +21,7 @@ from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import BlockKey
+from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.request import TokenSegment
@@ -75,16 +76,18 @@ class ToldCluster:
   def _decode(
     self, request: Request, placement: Placement, time_s: float
   ) -> None:
-    about = request.request_id, placement.attempt, placement.decode
-    first = TokenSegment(time_s, 0.0, 1)
-    self._tell(time_s, TokensEmitted(time_s, *about, first))
+    key, decode = (request.request_id, placement.attempt), placement.decode
+    about = *key, decode
+    first = Emitted((key,), TokenSegment(time_s, 0.0, 1))
+    self._tell(time_s, TokensEmitted(time_s, decode, first))
     time_s += HANDOFF_S
     self._tell(time_s, KVArrived(time_s, *about))
     for done in range(1, request.max_output_tokens, STEPS):
       count = min(STEPS, request.max_output_tokens - done)
       segment = TokenSegment(time_s, placement.tbt_s, count)
+      emitted = Emitted((key,), segment)
       time_s += count * placement.tbt_s
-      self._tell(time_s, TokensEmitted(time_s, *about, segment))
+      self._tell(time_s, TokensEmitted(time_s, decode, emitted))
     self._tell(time_s, Finished(time_s, *about, request.max_output_tokens))
 
   def _tell(self, time_s: float, event: Event) -> None:

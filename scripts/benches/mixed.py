@@ -166,12 +166,11 @@ def _served(
 
 def _steps(journal: Journal, count: int) -> Counter[int]:
   """How many steps had how many rows; 0 is the prompts."""
-  rows = Counter(
-    event.segment.first_s
+  steps = Counter(
+    len(event.emitted.tries)
     for event in journal
     if isinstance(event, TokensEmitted)
   )
-  steps = Counter(rows.values())
   # Each prompt's first token is no step's.
   steps[1] -= count
   return steps + Counter({0: count})
