@@ -33,7 +33,9 @@ from mooncake_jax.model_config import ModelConfig
 from scripts.config import load
 from scripts.errors import one_line_errors
 from scripts.experiment import Experiment
+from scripts.gin_source import read
 from scripts.gin_source import ROOT
+from scripts.gin_source import Source
 
 HARDWARE = Path('configs/hardware')
 # Where points say nothing of links.
@@ -42,11 +44,6 @@ LINKS_OF = {
   'h100_sxm': 'links_pcie5_8x400g.gin',
   'h200_sxm': 'links_pcie5_8x400g.gin',
   'b200_sxm': 'links_pcie5_8x400g.gin',
-}
-# Onload, offload, copy and handoff of these, in bytes per second.
-LINK_RATES = {
-  'links_pcie4_4x200g.gin': (97e9, 97e9, 83e9, 83e9),
-  'links_pcie5_8x400g.gin': (194e9, 194e9, 190e9, 190e9),
 }
 # A link without points takes what another does.
 LIKE: dict[Link, Link] = {'handoff': 'copy', 'offload': 'onload'}
@@ -201,11 +198,21 @@ def roofline_of(lane: Lane, points: Points) -> RooflineCost:
     config,
     sheet.peak_flops_per_s,
     sheet.hbm_bytes_per_s,
-    *LINK_RATES[LINKS_OF[lane.system]],
+    *_link_rates(LINKS_OF[lane.system]),
     num_devices=lane.tensor_parallel,
   )
   shares = fit_roofline(config, sheet, lane.tensor_parallel, points)
   return replace(base, **shares)
+
+
+@cache
+def _link_rates(file: str) -> list[float]:
+  """Onload, offload, copy and handoff of a file of links, bytes a second."""
+  source = Source()
+  read(HARDWARE / file, source)
+  bound = {binding.parameter: binding.value for binding in source.bindings}
+  links = ('onload', 'offload', 'copy', 'handoff')
+  return [bound[f'{link}_bytes_per_s'] for link in links]
 
 
 def roofline_held_out(
