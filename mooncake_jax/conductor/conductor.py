@@ -156,6 +156,8 @@ class Conductor:
 
   def _hear(self, now_s: float) -> None:
     """Brings the view to `now_s`, as far as telemetry has come."""
-    for event in self._line.arrived(now_s):
-      observe(self.view, event)
-    self.view.pass_time(now_s)
+    view, line = self.view, self._line
+    while line.has_arrived(now_s):
+      observe(view, line.take())
+    if view.is_due(now_s):
+      view.pass_time(now_s)

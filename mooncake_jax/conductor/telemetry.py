@@ -8,7 +8,6 @@ say that prefill ended) is taken from it.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 import random
 
@@ -42,22 +41,20 @@ class EventLine:
   """Events under way to the beliefs, in the order they happened."""
 
   def __init__(self, telemetry: Telemetry):
-    self._telemetry = telemetry
+    self._loss, self._delay_s = telemetry.loss, telemetry.delay_s
     self._rng = random.Random(telemetry.seed)
     self._events: deque[Event] = deque()
 
   def send(self, event: Event) -> None:
-    loss = self._telemetry.loss
+    loss = self._loss
     if not loss or self._rng.random() >= loss or isinstance(event, FleetEvent):
       self._events.append(event)
 
-  def arrived(self, now_s: float) -> Iterator[Event]:
-    """Takes out what is known by now."""
-    delay_s, events = self._telemetry.delay_s, self._events
-    while events and events[0].time_s + delay_s <= now_s:
-      yield events.popleft()
+  def take(self) -> Event:
+    """The next; only where one `has_arrived`."""
+    return self._events.popleft()
 
   def has_arrived(self, now_s: float) -> bool:
     """Whether anything new is known by now."""
-    delay_s, events = self._telemetry.delay_s, self._events
-    return bool(events) and events[0].time_s + delay_s <= now_s
+    events = self._events
+    return bool(events) and events[0].time_s + self._delay_s <= now_s

@@ -324,7 +324,7 @@ class Flow:
 
   def _release(self, run: Run) -> None:
     """Frees pages that nothing uses and lets in who waited for them."""
-    if not run.has_left and not (run.prefilled and run.prefill_pages):
+    if not run.may_give_pages:
       return
     prefill, decode = run.placement.prefill, run.placement.decode
     waiting: set[str] = set()

@@ -119,6 +119,14 @@ class Run:
     return state == 'ended' or state == 'preempted'
 
   @property
+  def may_give_pages(self) -> bool:
+    """Whether it may have pages that it does not need any more."""
+    state = self.state
+    if state == 'ended' or state == 'preempted':
+      return True
+    return self.prefilled and len(self.prefill_pages) > 0
+
+  @property
   def names_output(self) -> bool:
     """Whether others may come with the keys of its output's blocks."""
     is_known = self.request.prompt is not None and len(self.output) > 0

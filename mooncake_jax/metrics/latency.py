@@ -7,6 +7,7 @@ are; growing ones are written out.
 """
 
 from collections.abc import Sequence
+import heapq
 import math
 from typing import NamedTuple
 
@@ -66,15 +67,42 @@ def tail_s(segments: Sequence[TokenSegment]) -> float | None:
   Of n intervals the longest ceil(n / 10), at least one. None with fewer than
   two tokens.
   """
-  seconds, counts = intervals(segments)
-  total = int(counts.sum())
-  if not total:
+  total = sum([segment.count for segment in segments]) - 1
+  if total < 1:
     return None
-  longest = -(-total // 10)
-  falling = np.argsort(-seconds)
-  upto = np.minimum(np.cumsum(counts[falling]), longest)
-  taken = np.diff(upto, prepend=0)
-  return float(seconds[falling] @ taken) / longest
+  longest = left = -(-total // 10)
+  gaps, sum_s = _longest_first(segments), 0.0
+  while left:
+    negative_s, fall_s, count = heapq.heappop(gaps)
+    count = taken = min(count, left)
+    if fall_s and gaps:  # as far as no other gap is longer
+      ahead_s = gaps[0][0] - negative_s
+      taken = min(count, int(ahead_s / fall_s) + 1)
+    sum_s -= taken * negative_s + fall_s * (taken * (taken - 1) / 2)
+    left -= taken
+    if taken < count:
+      rest = negative_s + taken * fall_s, fall_s, count - taken
+      heapq.heappush(gaps, rest)
+  return sum_s / longest
+
+
+def _longest_first(
+  segments: Sequence[TokenSegment],
+) -> list[tuple[float, float, int]]:
+  """A heap of the gaps that differ evenly: (-the longest, by how much, how
+  many)."""
+  gaps: list[tuple[float, float, int]] = []
+  last_s = None
+  for segment in segments:
+    if last_s is not None:
+      gaps.append((last_s - segment.first_s, 0.0, 1))
+    count, growth_s = segment.count - 1, segment.growth_s
+    if count > 0:
+      longest_s = segment.interval_s + max(growth_s * (count - 1), 0.0)
+      gaps.append((-longest_s, abs(growth_s), count))
+    last_s = segment.last_s
+  heapq.heapify(gaps)
+  return gaps
 
 
 def tpot_s(record: RequestRecord) -> float | None:

@@ -17,7 +17,7 @@ from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
-from mooncake_jax.request import RowTokens
+from mooncake_jax.request import TokenSegment
 
 
 class RecordBook:
@@ -76,10 +76,11 @@ class RecordBook:
 
   def emitted(self, emitted: Emitted) -> None:
     """Writes tokens down, of each of its tries that goes on."""
-    for row in emitted.rows:
-      record = self._records[row.request_id]
-      if record.attempt == row.attempt:
-        self._emitted(record, row)
+    segment, tokens = emitted.segment, emitted.tokens
+    for i, (request_id, attempt) in enumerate(emitted.tries):
+      record = self._records[request_id]
+      if record.attempt == attempt:
+        self._emitted(record, segment, tokens[i : i + 1])
 
   def observe(self, event: Event) -> RequestRecord | None:
     """Writes an event down; returns the record if that was its last."""
@@ -140,10 +141,14 @@ class RecordBook:
         return self._close(record, event)
     return None
 
-  def _emitted(self, record: RequestRecord, row: RowTokens) -> None:
+  def _emitted(
+    self,
+    record: RequestRecord,
+    segment: TokenSegment,
+    tokens: tuple[int, ...],
+  ) -> None:
     """Writes tokens down, less those that an earlier try had emitted."""
-    segment, tokens = row.segment, row.tokens
-    if self._repeated.get(record.request_id):
+    if self._repeated and self._repeated.get(record.request_id):
       skip = min(self._repeated[record.request_id], segment.count)
       self._repeated[record.request_id] -= skip
       tokens = tokens[skip:]
@@ -153,7 +158,8 @@ class RecordBook:
     if record.first_token_s is None:
       record.first_token_s = segment.first_s
     record.segments.append(segment)
-    record.output_tokens += tokens
+    if tokens:
+      record.output_tokens += tokens
 
   def _open(self, request: Request) -> RequestRecord:
     name = request.request_id

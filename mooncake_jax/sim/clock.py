@@ -56,5 +56,8 @@ class Clock:
     """Makes calls by `until_s`, and when there is something in `found` only
     those that are due by then.
     """
-    while self.step(self.now_s if found else until_s):
+    while not found and self.step(until_s):
       pass
+    if found:
+      while self.step(self.now_s):
+        pass

@@ -8,6 +8,7 @@ submitted, renewed when its fetch starts, checked after the copy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
@@ -26,8 +27,7 @@ from mooncake_jax.store.outcomes import Evicted
 from mooncake_jax.store.remote import RemoteBeliefs
 
 
-@dataclass(frozen=True)
-class Put:
+class Put(NamedTuple):
   """Replicas to be written by `ops`, and what went to make room for them.
 
   Attributes:
@@ -79,9 +79,12 @@ class StoreClient:
     held: list[Replica] = []
     num_remote = 0
     own_device = device_segment(segment)
-    for replica in self.master.get_chain(
+    found = self.master.get_chain(
       keys, now_s, segment, prefer, max_remote_blocks
-    ):
+    )
+    if all([replica.segment == segment for replica in found]):
+      return found
+    for replica in found:
       if medium(replica.segment) == 'device':
         leads = share and all(r.segment == own_device for r in held)
         if replica.segment != own_device or not leads:

@@ -174,16 +174,15 @@ class Gets(Ledger):
 
     Renews recency alone; uses are counted by gets and puts.
     """
-    space, blocks = self._segment(segment), self._blocks
-    chain = tuple(keys)
+    space, chain = self._segment(segment), tuple(keys)
     stamp = self._stamp = self._stamp + len(chain)
-    for key in chain:
-      block = blocks.get(key)
-      copy = None if block is None else block.first
-      while copy is not None and copy.segment is not space:
-        copy = copy.next
-      if copy is not None:
-        copy.stamp = stamp
+    for block in map(self._blocks.get, chain):
+      if block is not None:
+        copy = block.first
+        while copy is not None and copy.segment is not space:
+          copy = copy.next
+        if copy is not None:
+          copy.stamp = stamp
       stamp -= 1
 
   def uses(self, replica: Replica) -> int:

@@ -26,8 +26,7 @@ class Evicted(NamedTuple):
   was_published: bool = True
 
 
-@dataclass(frozen=True)
-class PutStart:
+class PutStart(NamedTuple):
   """What put_start decided.
 
   Attributes:
@@ -44,8 +43,7 @@ class PutStart:
   refusal: Refusal = 'room'
 
 
-@dataclass(frozen=True)
-class PutChain:
+class PutChain(NamedTuple):
   """What put_start_chain decided for blocks [first, stop) of a chain.
 
   Attributes:
