@@ -10,6 +10,7 @@ NIXL comes without torch in the wheel `nixl-cu12`. Importing it and making an
 agent takes 0.8 s.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ class NixlMover:
     from nixl_cu12 import _api as api
 
     self.lock = threading.RLock()
+    self._inlets: Counter[str] = Counter()
     config = api.nixl_agent_config(
       True, False, backends=['UCX'], sync_mode=_strict(api)
     )
@@ -63,6 +65,21 @@ class NixlMover:
   def close(self) -> None:
     """Lets go of the agent."""
     del self.agent
+
+  def meet(self, description: bytes, is_new: bool) -> str:
+    """Takes in what another agent has registered; returns its name."""
+    with self.lock:
+      name = self.agent.add_remote_agent(description)
+      name = name.decode() if isinstance(name, bytes) else name
+      self._inlets[name] += is_new
+      return name
+
+  def part(self, peer: str) -> None:
+    """An inlet from that agent is closed; with the last one it is forgotten."""
+    with self.lock:
+      self._inlets[peer] -= 1
+      if not self._inlets[peer]:
+        self.agent.remove_remote_agent(peer)
 
   def register(self, array: np.ndarray) -> Any:
     place = (array.ctypes.data, array.nbytes, 0, '')
@@ -148,15 +165,11 @@ class _NixlInlet:
 
   def close(self) -> None:
     if self._peer is not None:
-      with self._mover.lock:
-        self._mover.agent.remove_remote_agent(self._peer)
+      self._mover.part(self._peer)
     self._peer = None
 
   def _meet(self, description: bytes) -> None:
-    self.close()
-    with self._mover.lock:
-      name = self._mover.agent.add_remote_agent(description)
-    self._peer = name.decode() if isinstance(name, bytes) else name
+    self._peer = self._mover.meet(description, is_new=self._peer is None)
 
   def _read(
     self,

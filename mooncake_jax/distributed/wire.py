@@ -6,6 +6,7 @@ store returns when the other side has the bytes, checked.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 import threading
 from typing import Any
 
@@ -27,7 +28,7 @@ GREETING = -1  # the number of a part that is only to open the way
 
 
 class Wire:
-  """Into one other process; used by one thread, opened when it is needed."""
+  """Into one other process, a connection a thread, each opened when needed."""
 
   def __init__(self, to: str, spec: WireSpec, mover: Mover, secret: str):
     """Makes a wire to the instance of that name, whose address is unknown.
@@ -43,8 +44,7 @@ class Wire:
     self._secret = secret
     self._lock = threading.Lock()
     self._address: Address | None = None
-    self._channel: Channel | None = None
-    self._outlet: Outlet | None = None
+    self._lines: dict[int, _Line] = {}
 
   @property
   def used_bytes(self) -> int:
@@ -53,9 +53,9 @@ class Wire:
   def lead_to(self, address: Address | None) -> None:
     """Where the instance listens from now on. Any thread may call."""
     with self._lock:
-      self._address, channel = address, self._channel
-    if channel is not None:
-      channel.close()  # a store under way fails, the next one opens anew
+      self._address = address
+      for line in self._lines.values():
+        line.channel.close()  # a store under way fails, the next opens anew
 
   def store(self, replica: Replica, part: Part) -> None:
     """Sends a part.
@@ -69,7 +69,7 @@ class Wire:
     try:
       answer = self._exchange(replica.replica_id, part, arrays)
     except Exception:
-      self._hang_up()
+      self._hang_up(threading.get_ident())
       raise
     if answer.get('status') != 'landed':
       raise ConnectionRefusedError(
@@ -109,14 +109,15 @@ class Wire:
     """Keeps nothing."""
 
   def close(self) -> None:
-    """Hangs up."""
-    self._hang_up()
+    """Hangs up, once no store is under way."""
+    for thread in [*self._lines]:
+      self._hang_up(thread)
 
   def _exchange(
     self, number: int, part: Part, arrays: list[np.ndarray]
   ) -> dict[str, Any]:
-    channel, outlet = self._opened()
-    with outlet.offer(arrays) as offer:
+    line = self._line()
+    with line.outlet.offer(arrays) as offer:
       message = {
         'number': number,
         'layers': [part.start_layer, part.stop_layer],
@@ -125,17 +126,30 @@ class Wire:
         'total': part.total,
         'note': offer.note,
       }
-      channel.send(message, offer.payload)
-      return channel.receive()
+      line.channel.send(message, offer.payload)
+      return line.channel.receive()
 
-  def _opened(self) -> tuple[Channel, Outlet]:
-    if self._channel is not None and self._outlet is not None:
-      return self._channel, self._outlet
+  def _line(self) -> '_Line':
+    """The calling thread's own, opened if it has none."""
     with self._lock:
-      address = self._address
+      line, address = self._lines.get(threading.get_ident()), self._address
+    if line is not None:
+      return line
     if address is None:
       raise ConnectionRefusedError(f'{self._to} is not there')
     channel = Channel.to(address, self._spec.stall_s)
+    try:
+      self._greeted(channel)
+    except BaseException:
+      channel.close()
+      raise
+    line = _Line(channel, self._mover.outlet())
+    with self._lock:
+      self._lines[threading.get_ident()] = line
+    return line
+
+  def _greeted(self, channel: Channel) -> None:
+    """Raises OSError if the other side won't have this one."""
     hello = {
       'version': VERSION,
       'secret': self._secret,
@@ -143,18 +157,19 @@ class Wire:
     }
     channel.send(hello)
     if why := channel.receive().get('error'):
-      channel.close()
       raise ConnectionRefusedError(f'{self._to}: {why}')
-    with self._lock:
-      self._channel = channel
-    self._outlet = self._mover.outlet()
-    return channel, self._outlet
 
-  def _hang_up(self) -> None:
+  def _hang_up(self, thread: int) -> None:
     with self._lock:
-      channel, self._channel = self._channel, None
-    if channel is not None:
-      channel.close()
-    if self._outlet is not None:
-      self._outlet.close()
-      self._outlet = None
+      line = self._lines.pop(thread, None)
+    if line is not None:
+      line.channel.close()
+      line.outlet.close()
+
+
+@dataclass(frozen=True)
+class _Line:
+  """One connection; parts go over it one by one."""
+
+  channel: Channel
+  outlet: Outlet

@@ -34,6 +34,7 @@ from mooncake_jax.distributed.movers import make_mover
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.engine.device import DeviceBackend
+from mooncake_jax.engine.device import WIRE_LINES
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.progress import MAX_FAILED
 from mooncake_jax.engine.spec import InstanceSpec
@@ -223,7 +224,8 @@ class Worker:
     if command.address is not None:
       greet = partial(wire.greet, self._shape.smallest())
       job = Job(0, lambda: True, greet, lambda error: None)
-      self.backend.tiers[wire.name].write_link.submit(job, URGENT)
+      for _ in range(WIRE_LINES):  # all threads have something to do
+        self.backend.tiers[wire.name].write_link.submit(job, URGENT)
 
   def _start(self, command: c.Prefill | c.Decode | c.Transfer) -> None:
     """Starts a work; one that can't start ends as 'failed'."""

@@ -63,6 +63,9 @@ from mooncake_jax.transfer.prober import Question
 from mooncake_jax.transfer.regions import Region
 from mooncake_jax.transfer.worker import LinkCount
 
+# Parts under way at once to another process: one is copied while another goes.
+WIRE_LINES = 2
+
 
 class DeviceBackend:
   """`Backend` on JAX devices; a context manager that ends its threads."""
@@ -131,8 +134,11 @@ class DeviceBackend:
       if instance.ssd is not None:
         self.tiers[instance.ssd.segment.name] = instance.ssd
     self._stores = [
-      FarTier(store, self._inbox.crash, LEAST_STAGING_BYTES)
-      for store in (*stores, *wires)
+      FarTier(store, self._inbox.crash, LEAST_STAGING_BYTES) for store in stores
+    ]
+    self._stores += [
+      FarTier(wire, self._inbox.crash, LEAST_STAGING_BYTES, WIRE_LINES)
+      for wire in wires
     ]
     self.tiers.update({tier.segment.name: tier for tier in self._stores})
     self._probers = {

@@ -112,11 +112,18 @@ class Job:
 
 
 class JobLink:
-  """Runs jobs on one thread, lower priority first."""
+  """Runs jobs on its threads, lower priority first."""
 
-  def __init__(self, name: str, on_crash: Callable[[str, BaseException], None]):
+  def __init__(
+    self,
+    name: str,
+    on_crash: Callable[[str, BaseException], None],
+    num_threads: int = 1,
+  ):
     self.name = name
-    self._worker: Worker[Job] = Worker(name, self._serve, on_crash)
+    self._worker: Worker[Job] = Worker(
+      name, self._serve, on_crash, num_threads=num_threads
+    )
 
   @property
   def count(self) -> LinkCount:
@@ -149,11 +156,12 @@ class FarTier:
     segment: FarSegment,
     on_crash: Callable[[str, BaseException], None],
     in_flight_bytes: int,
+    num_writers: int = 1,
   ):
-    """Starts the threads."""
+    """Starts the threads; of a segment that allows it, several write."""
     self.segment = segment
     self.read_bytes = ByteBudget(in_flight_bytes)
-    self.write_link = JobLink(f'{segment.name}-write', on_crash)
+    self.write_link = JobLink(f'{segment.name}-write', on_crash, num_writers)
     self.read_link = JobLink(f'{segment.name}-read', on_crash)
 
   def drop(self, replicas: Iterable[Replica]) -> None:

@@ -36,6 +36,7 @@ class Worker(Generic[T]):
     serve: Callable[[list[T]], None],
     on_crash: Callable[[str, BaseException], None],
     joins: Callable[[list[T], T], bool] = lambda batch, item: False,
+    num_threads: int = 1,
   ):
     """Starts the thread.
 
@@ -43,6 +44,8 @@ class Worker(Generic[T]):
       serve: called on the thread with what to do next.
       on_crash: called if the thread itself fails.
       joins: whether a next item of the same priority goes along with a batch.
+      num_threads: that serve at once; what is then counted as busy is each
+        one's share.
     """
     self._name = name
     self._serve = serve
@@ -53,8 +56,12 @@ class Worker(Generic[T]):
     self._order = itertools.count()
     self._is_closed = False
     self._count = LinkCount()
-    self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-    self._thread.start()
+    self._threads = [
+      threading.Thread(target=self._main, name=name, daemon=True)
+      for _ in range(num_threads)
+    ]
+    for thread in self._threads:
+      thread.start()
 
   @property
   def count(self) -> LinkCount:
@@ -79,8 +86,9 @@ class Worker(Generic[T]):
     """Ends the thread after what it serves now; drops the rest."""
     with self._changed:
       self._is_closed = True
-      self._changed.notify()
-    self._thread.join()
+      self._changed.notify_all()
+    for thread in self._threads:
+      thread.join()
 
   def _main(self) -> None:
     try:
@@ -93,7 +101,8 @@ class Worker(Generic[T]):
   def _timed(self, batch: list[T]) -> None:
     start_s = time.perf_counter()
     self._serve(batch)
-    self.add_count(LinkCount(busy_s=time.perf_counter() - start_s))
+    busy_s = (time.perf_counter() - start_s) / len(self._threads)
+    self.add_count(LinkCount(busy_s=busy_s))
 
   def add_count(self, more: LinkCount) -> None:
     """Adds to what was moved."""

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+from scripts.benches.cluster import cluster
 from scripts.benches.colocated import colocated
 from scripts.benches.conductor import conductor
 from scripts.benches.cpp import cpp
@@ -30,6 +31,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'cpp': cpp,
   'colocated': colocated,
+  'cluster': cluster,
   'decode': decode,
   'mixed': mixed,
   'soak': soak,

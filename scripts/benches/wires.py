@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KVCache between two processes: our wires against the bare ways under them.
+
+As a program it is the other process: it sends parts over wires, as a worker's
+links do, or lets the near end read its memory by NIXL and nothing else. All
+blocks in turn lie elsewhere in memory, for KVCache is never in the cache.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+import itertools
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from mooncake_jax.backend import Replica
+from mooncake_jax.distributed.landing import Landing
+from mooncake_jax.distributed.landing import PartShape
+from mooncake_jax.distributed.mover import Mover
+from mooncake_jax.distributed.movers import make_mover
+from mooncake_jax.distributed.nixl import NixlMover
+from mooncake_jax.distributed.spec import MoverName
+from mooncake_jax.distributed.spec import WireSpec
+from mooncake_jax.distributed.wire import Wire
+from mooncake_jax.engine.device import WIRE_LINES
+from mooncake_jax.transfer.arrivals import Arrivals
+from mooncake_jax.transfer.entries import aligned
+from mooncake_jax.transfer.host_memory import keep_freed_memory
+from mooncake_jax.transfer.segment import Part
+from mooncake_jax.transfer.worker import Worker
+from scripts.benches.loopback import loopback
+from scripts.benches.rows import Row
+from scripts.gin_source import ROOT
+
+SIZES = (64 << 10, 1 << 20, 8 << 20)
+MEMORY_BYTES = 128 << 20
+SHAPE = PartShape(1, 8, 128, 1 << 16, np.dtype(np.float32))
+TOKEN_BYTES = 2 * 8 * 128 * 4
+DEVICES = 'lo'
+
+
+def wires(quick: bool) -> list[Row]:
+  """GB/s by way and size, and ours as a share of the bare way."""
+  turns = 5 if quick else 15
+  rows = []
+  ways: dict[MoverName, Any] = {'nixl': _bare_nixl, 'tcp': _bare_socket}
+  for mover, bare in ways.items():
+    for size in SIZES:
+      with bare(size) as bare_s, _ours(mover, size) as ours_s:
+        took = [(ours_s(), bare_s()) for _ in range(turns)]
+      rows += _rows(mover, size, took)
+  return rows
+
+
+def _rows(
+  mover: str, size: int, took: list[tuple[float, float]]
+) -> Iterator[Row]:
+  name = f'wire.{mover}_{size >> 10}k'
+  for way, seconds in zip(('', '_bare'), zip(*took)):
+    yield Row(f'{name}{way}', size / min(seconds) / 1e9, 'GB/s')
+  ours_s, bare_s = map(min, zip(*took))
+  yield Row(
+    f'{name}_share',
+    bare_s / ours_s,
+    'ratio',
+    'bytes a second over those of the bare way, the best of turns each',
+    0.8 if size >= 1 << 20 and mover == 'nixl' else None,
+  )
+
+
+def blocks(size: int) -> list[np.ndarray]:
+  """Memory of one size, all of it touched."""
+  count = max(MEMORY_BYTES // size, 1)
+  found = [aligned(size) for _ in range(min(count, 256))]
+  for i, block in enumerate(found):
+    block[:] = i % 251
+  return found
+
+
+# The near end receives.
+
+
+@contextmanager
+def _ours(mover: MoverName, size: int) -> Iterator[Any]:
+  """Seconds a block, by wires, from the other process's memory into ours."""
+  spec, made = WireSpec(mover, devices=DEVICES), _mover(mover, 'near')
+  arrivals = Arrivals(MEMORY_BYTES)
+  landing = Landing(spec, SHAPE, made, arrivals, 's')
+  host, port = landing.address
+  with _other('send', mover, str(size), host, str(port)) as ask:
+    numbers = itertools.count()
+
+    def seconds() -> float:
+      number = next(numbers)
+      arrivals.expect(number, lambda _, left: left(), _raise)
+      return float(ask({'number': number})['seconds'])
+
+    seconds()
+    yield seconds
+  landing.close()
+  made.close()
+
+
+@contextmanager
+def _bare_nixl(size: int) -> Iterator[Any]:
+  """Seconds a block, read by NIXL one after another into registered memory."""
+  made = _mover('nixl', 'bare-near')
+  assert isinstance(made, NixlMover)
+  into = np.zeros(MEMORY_BYTES, np.uint8)
+  handle = made.register(into)
+  with _other('lie', str(size)) as ask:
+    there = ask({})
+    peer = made.meet(bytes.fromhex(there['agent']), is_new=True)
+    places = there['places']
+
+    def seconds() -> float:
+      begun_s = time.perf_counter()
+      for i, at in enumerate(places):
+        to = into.ctypes.data + i * size
+        _read(made, peer, at, to, size)
+      return (time.perf_counter() - begun_s) / len(places)
+
+    seconds()
+    yield seconds
+    made.part(peer)
+  made.deregister(handle)
+  made.close()
+
+
+def _read(mover: NixlMover, peer: str, at: int, to: int, size: int) -> None:
+  agent = mover.agent
+  here = agent.get_xfer_descs([(to, size, 0)], 'DRAM')
+  there = agent.get_xfer_descs([(at, size, 0)], 'DRAM')
+  xfer = agent.initialize_xfer('READ', here, there, peer)
+  state = agent.transfer(xfer)
+  while state == 'PROC':
+    state = agent.check_xfer_state(xfer)
+  assert state == 'DONE', state
+  agent.release_xfer_handle(xfer)
+
+
+@contextmanager
+def _bare_socket(size: int) -> Iterator[Any]:
+  """Seconds a block over one plain socket, one after another."""
+  with loopback(size) as other:
+    some = blocks(size)
+
+    def seconds() -> float:
+      begun_s = time.perf_counter()
+      for block in some:
+        other.get(block)
+      return (time.perf_counter() - begun_s) / len(some)
+
+    seconds()
+    yield seconds
+
+
+def _mover(name: MoverName, agent: str) -> Mover:
+  return make_mover(name, f'{agent}-{os.getpid()}-{time.time_ns()}', DEVICES)
+
+
+def _raise(error: Exception) -> None:
+  raise error
+
+
+@contextmanager
+def _other(*arguments: str) -> Iterator[Any]:
+  """The other process; what it yields asks it once and gives its answer."""
+  module = f'scripts.benches.{Path(__file__).stem}'
+  command = [sys.executable, '-m', module, *arguments]
+  with subprocess.Popen(
+    command,
+    cwd=ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
+
+    def ask(question: dict[str, Any]) -> dict[str, Any]:
+      assert process.stdin and process.stdout
+      process.stdin.write(json.dumps(question) + '\n')
+      process.stdin.flush()
+      return json.loads(process.stdout.readline())
+
+    yield ask
+    assert process.stdin
+    process.stdin.close()
+    process.wait(20)
+
+
+# The far end sends.
+
+
+def _send(mover: MoverName, size: int, address: tuple[str, int]) -> None:
+  """Answers each question with the seconds that a block took."""
+  wire = Wire(
+    'near', WireSpec(mover, devices=DEVICES), _mover(mover, 'far'), 's'
+  )
+  wire.lead_to(address)
+  shape = (1, 2, size // TOKEN_BYTES, 8, 128)
+  parts = [
+    Part(0, 1, (b.view(np.float32).reshape(shape),)) for b in blocks(size)
+  ]
+  done = threading.Semaphore(0)
+
+  def store(jobs: list[tuple[int, Part]]) -> None:
+    for number, part in jobs:
+      wire.store(Replica(wire.name, number, b''), part)
+      done.release()
+
+  link = Worker('far', store, _crash, num_threads=WIRE_LINES)
+  for line in sys.stdin:
+    number = json.loads(line)['number']
+    begun_s = time.perf_counter()
+    for part in parts:
+      link.submit((number, part), 0)
+    for _ in parts:
+      assert done.acquire(timeout=30)
+    _tell({'seconds': (time.perf_counter() - begun_s) / len(parts)})
+
+
+def _lie(size: int) -> None:
+  """Registers memory and says where it is."""
+  made = _mover('nixl', 'bare-far')
+  assert isinstance(made, NixlMover)
+  some = blocks(size)
+  for block in some:
+    made.register(block)
+  for _ in sys.stdin:
+    agent = made.agent.get_agent_metadata().hex()
+    _tell({'agent': agent, 'places': [b.ctypes.data for b in some]})
+
+
+def _tell(answer: dict[str, Any]) -> None:
+  print(json.dumps(answer), flush=True)
+
+
+def _crash(name: str, error: BaseException) -> None:
+  print(f'{name}: {error!r}', file=sys.stderr)
+  os._exit(1)
+
+
+def main(what: str, *arguments: str) -> None:
+  keep_freed_memory()
+  if what == 'lie':
+    _lie(int(arguments[0]))
+  else:
+    mover: MoverName = 'nixl' if arguments[0] == 'nixl' else 'tcp'
+    _send(mover, int(arguments[1]), (arguments[2], int(arguments[3])))
+  os._exit(0)  # NIXL's own teardown does not always come through
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
