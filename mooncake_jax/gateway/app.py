@@ -82,7 +82,7 @@ class Gateway:
     self.board = board
     self._bodies = Bodies(spec)
     self._threads = ThreadPoolExecutor(2, 'prepare')
-    self._document = openapi.document(__version__)
+    self._document = openapi.document(__version__, served.name)
 
   def app(self) -> Starlette:
     return Starlette(

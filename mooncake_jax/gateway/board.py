@@ -97,7 +97,7 @@ class Board:
     seen: Sequence[Seen],
     running: Sequence[status.Life],
   ) -> bytes:
-    ended = [_life(each) for each in seen if each.record is not None]
+    ended = [each.life for each in seen if each.life is not None]
     ended = ended[-MOST_ENDED:]
     slo = self._driver.conductor.slo
     since_s = min((each['end_s'] for each in ended), default=head['now_s'])
@@ -109,13 +109,6 @@ class Board:
       'requests': sorted([*ended, *running], key=lambda r: r['arrival_s']),
     }
     return json.dumps(finite(told), separators=(',', ':')).encode()
-
-
-def _life(seen: Seen) -> status.Life:
-  assert seen.record is not None
-  if seen.life is None:
-    seen.life = status.life(seen.record, seen.record.finished_s or 0.0)
-  return seen.life
 
 
 def _keyed(fleet: dict[str, Any] | None) -> dict[str, Any]:

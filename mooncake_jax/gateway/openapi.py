@@ -39,9 +39,12 @@ _REFUSALS = {
   504: 'the request took too long',
 }
 
+# One server-sent event, as those who read documents see it.
+_EVENT = {'type': 'object', 'properties': {'data': {'type': 'string'}}}
 
-def document(version: str) -> dict[str, Any]:
-  """OpenAPI 3.1."""
+
+def document(version: str, model_name: str) -> dict[str, Any]:
+  """OpenAPI 3.1 of a server of this model."""
   _, schemas = models_json_schema(
     [
       *[(body, 'validation') for body in BODIES],
@@ -49,6 +52,11 @@ def document(version: str) -> dict[str, Any]:
     ],
     ref_template='#/components/schemas/{model}',
   )
+  for body in BODIES:
+    # Whoever makes requests of the document makes some that are served.
+    schemas['$defs'][body.__name__]['properties']['model']['enum'] = [
+      model_name
+    ]
   return {
     'openapi': '3.1.0',
     'info': {'title': 'mooncake_jax', 'version': version},
@@ -97,10 +105,7 @@ def _post(
         'content': {
           'application/json': {'schema': _ref(whole)},
           # Of each event's data, but for the last one's.
-          'text/event-stream': {
-            'schema': {'type': 'string'},
-            'x-event': _ref(chunk),
-          },
+          'text/event-stream': {'schema': _EVENT, 'x-event': _ref(chunk)},
         },
       },
       **_refusals(),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from mooncake_jax.backend import LinkUse
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.gateway.choice import Choice
+from mooncake_jax.gateway.status import life
 from mooncake_jax.request import Placement
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import Decision
@@ -84,8 +85,8 @@ class Seen:
   Attributes:
     owner: the tenant's name.
     decision: the last one about it.
-    record: once it has ended.
-    life: of that, once somebody looked; see `status.life`.
+    record: once it has ended; without its tokens and their times.
+    life: of that, see `status.life`.
   """
 
   request_id: str
@@ -106,8 +107,11 @@ class Recent:
     self._of(choice).decision = decision
 
   def ended(self, choice: Choice, record: RequestRecord) -> None:
+    seen = self._of(choice)
+    seen.life = life(record, record.finished_s or 0.0)
     record.output_tokens.clear()  # nobody's text is kept
-    self._of(choice).record = record
+    record.segments.clear()  # a hundred bytes a token
+    seen.record = record
 
   def all(self) -> list[Seen]:
     return [*self._seen.values()]
