@@ -153,6 +153,7 @@ def explained(seen: Seen) -> dict[str, Any]:
   if record is not None:
     found['outcome'], found['reason'] = record.outcome, record.reason
     found['ttft_s'] = record.ttft_s
+    found['first_token_s'] = record.first_token_s
     found['reused_tokens'] = record.reused_tokens
   return finite(found)
 

@@ -10,7 +10,6 @@ which encode to 7 and 300 again.
 from collections.abc import Sequence
 from dataclasses import dataclass
 import hashlib
-import re
 
 from mooncake_jax.workload.session_file import Message
 from mooncake_jax.workload.session_file import ROLES
@@ -59,8 +58,10 @@ class WordCodec:
     return self.first_token + ROLES.index(role)
 
   def _word(self, word: str) -> int:
-    if re.fullmatch(r't[0-9]{1,9}', word) and int(word[1:]) < self.vocab_size:
-      return int(word[1:])
+    number = word[1:]
+    if word[0] == 't' and word.isascii() and number.isdigit():
+      if len(number) < 10 and int(number) < self.vocab_size:
+        return int(number)
     words = self.first_token + len(ROLES)
     digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
     return words + int.from_bytes(digest) % (self.vocab_size - words)

@@ -8,6 +8,7 @@ from scripts.benches.colocated import colocated
 from scripts.benches.conductor import conductor
 from scripts.benches.cpp import cpp
 from scripts.benches.decode import decode
+from scripts.benches.gateway import gateway
 from scripts.benches.hits import hits
 from scripts.benches.index import index
 from scripts.benches.master import master
@@ -46,6 +47,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'index': index,
   'conductor': conductor,
   'sim': lambda quick: [*sim(quick)],
+  'gateway': gateway,
   'policies': lambda quick: [*policies(quick)],
   'sweep': lambda quick: [*sweeps(quick)],
 }
