@@ -304,7 +304,6 @@ def _start_ray(spec: RaySpec, num_workers: int) -> None:
     include_dashboard=False,
     object_store_memory=OBJECT_STORE_BYTES,
     logging_level=logging.ERROR,
-    _node_ip_address='127.0.0.1',
   )
 
 
