@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A live server in a thread of the test's process, and raw requests to it."""
 
+import asyncio
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ import json
 import threading
 from typing import Any
 
+from mooncake_jax.cluster import Cluster
 from mooncake_jax.gateway.app import Gateway
 from mooncake_jax.gateway.server import Server
 from mooncake_jax.gateway.tenants import Tenants
@@ -48,6 +51,12 @@ class Running:
   ) -> tuple[int, dict[str, str], Any]:
     sent = {} if key is None else {'authorization': f'Bearer {key}'}
     return self._ask('GET', path, None, sent)
+
+  def command(self, happen: Callable[[Cluster], Any]) -> Any:
+    """Something done in the loop's thread, as a question is asked."""
+    asked = self.made.driver.ask(happen)
+    events = self.made.driver.events
+    return asyncio.run_coroutine_threadsafe(asked, events).result(LIMIT_S)
 
   def _ask(self, method, path, data, headers):
     connection = self.connection()

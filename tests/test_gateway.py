@@ -2,6 +2,7 @@
 """The server over a simulated cluster: shapes, limits, refusals, ends."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,12 @@ from mooncake_jax.gateway.answers import ChatCompletion
 from mooncake_jax.gateway.answers import Completion
 from mooncake_jax.gateway.errors import ErrorBody
 from mooncake_jax.gateway.limits import GatewaySpec
+from scripts.config import load
+from scripts.experiment import Experiment
+from scripts.serving import prepare
 from tiny_experiment import tiny
 
+ROOT = Path(__file__).resolve().parents[1]
 TEXT = {'model': 'tiny', 'prompt': 'a b c d e f g h i'}
 CHAT = {'model': 'tiny', 'messages': [{'role': 'user', 'content': 'a b c'}]}
 COMPLETIONS, CHATS = '/v1/completions', '/v1/chat/completions'
@@ -25,6 +30,18 @@ def simulated(**changes):
   """`tiny`, simulated at the pace of the clock."""
   changes.setdefault('gateway', GatewaySpec(model_name='tiny'))
   return tiny(backend='virtual', **changes)
+
+
+@pytest.mark.parametrize(
+  'path', sorted(ROOT.glob('configs/serve/*.gin')), ids=lambda path: path.stem
+)
+def test_every_config_of_a_server_builds_and_tells_its_command(path):
+  text, name = path.read_text(), path.relative_to(ROOT)
+  assert text.startswith('# ') and f'scripts/serve.py {name}' in text
+  experiment, _ = load(path, (), Experiment)
+  assert experiment.workload is None
+  with pytest.raises(ValueError, match='scripts/serve.py'):
+    prepare(experiment, experiment.model.read_config())
 
 
 @pytest.fixture(scope='module')

@@ -18,6 +18,7 @@ from gateway_pieces import events
 from gateway_pieces import running
 from lifecycle import COSTS
 from lifecycle import SPEC
+from mooncake_jax.changes import Change
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.gateway.limits import GatewaySpec
 from mooncake_jax.gateway.tenants import from_file
@@ -204,6 +205,33 @@ def test_a_client_that_goes_away_ends_its_request(stream):
     _, _, page = server.get('/metrics')
     assert 'mooncake_requests_total{outcome="cancelled"} 2.0' in page
     until(lambda: free_pages(server) == {64.0, 128.0})  # all there are
+
+
+def test_an_instance_that_is_lost_costs_a_client_nothing():
+  """Its request is tried again elsewhere; what it has is not told again."""
+  spec = replace(SPEC, decode_instances=2)
+  with running(simulated(costs=SLOW, cluster=spec)) as server:
+    _, _, whole = server.post(COMPLETIONS, {**TEXT, 'max_tokens': 30})
+    driver = server.made.driver
+    with ThreadPoolExecutor(1) as pool:
+      begun = pool.submit(
+        server.post, COMPLETIONS, {**TEXT, 'max_tokens': 30, 'stream': True}
+      )
+      until(lambda: decoding(driver))
+      lost = Change(0.0, 'lose', decoding(driver)[0])
+      server.command(lost.happen)
+      status, _, text = begun.result(20)
+    chunks = events(text)
+    assert not decoding(driver)
+    (seen,) = server.made.recent.of_call(chunks[0]['id'])
+  assert seen.record is not None and seen.record.attempt == 1
+  said = ''.join(chunk['choices'][0]['text'] for chunk in chunks)
+  assert (status, said) == (200, whole['choices'][0]['text'])
+
+
+def decoding(driver) -> list[str]:
+  """Decode instances that step a row."""
+  return [d.name for d in driver.cluster.decode.values() if d.runs]
 
 
 def raw_post(server, asked, receive_bytes=None) -> socket.socket:

@@ -13,6 +13,22 @@ def decode(tokens) -> str:
   return bytes(tokens).decode('utf-8', errors='replace')
 
 
+def spell(tokens) -> str:
+  """A token a word; a first one has no space before it."""
+  return ' '.join(f'{chr(97 + token % 3)}{token}' for token in tokens)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=80), st.data())
+def test_words_come_as_they_are_spelt_together(tokens, data):
+  """However long the answer is, and though only its end is looked at."""
+  stop = data.draw(st.sampled_from([(), ('b4 c', '0 a'), ('c29',)]))
+  stream, shown = TextStream(spell, stop), ''
+  for token in tokens:
+    shown += stream.push([token])
+  expected, found = cut(spell(tokens), stop)
+  assert (shown + stream.end(), stream.stopped) == (expected, found)
+
+
 def cut(text: str, stops) -> tuple[str, str | None]:
   """Character by character: the text before the first whole stop string."""
   for end in range(1, len(text) + 1):

@@ -68,6 +68,7 @@ class Driver:
   """Submits and cancels; its methods are called on the event loop.
 
   Attributes:
+    events: the event loop, once started.
     book: records of what is under way; to be read in the loop's thread.
     error: what ended the loop, if anything did.
     is_draining: no more requests are taken.
@@ -100,7 +101,7 @@ class Driver:
     self._thread = threading.Thread(target=self._run, name='serve', daemon=True)
 
   def start(self) -> None:
-    self._events = asyncio.get_running_loop()
+    self.events = asyncio.get_running_loop()
     self._thread.start()
 
   @property
@@ -144,8 +145,8 @@ class Driver:
     """
     if self.error is not None or self._ended.is_set():
       raise stopping()
-    answer = self._events.create_future()
-    self._live.post(_Ask(question, answer, self._events))
+    answer = self.events.create_future()
+    self._live.post(_Ask(question, answer, self.events))
     try:
       return await asyncio.wait_for(answer, timeout_s)
     except TimeoutError:
@@ -190,7 +191,7 @@ class Driver:
       error = caught
       raise
     finally:
-      self._events.call_soon_threadsafe(self._over, error)
+      self.events.call_soon_threadsafe(self._over, error)
 
   def _on_event(self, event: Event) -> None:
     if isinstance(event, TokensEmitted | PrefixFetched):
@@ -200,7 +201,7 @@ class Driver:
     self._told.append(told)
     if not self._is_due:
       self._is_due = True
-      self._events.call_soon_threadsafe(self._hear)
+      self.events.call_soon_threadsafe(self._hear)
 
   # On the event loop.
 
