@@ -3,7 +3,7 @@ r"""Runs benchmarks; the exit status is 1 while a target is missed.
 
 python scripts/bench.py prefill cpp decode mixed soak colocated store \
   transfer overlap streaming master hits index conductor sim sweep gateway \
-  [--quick] [--json FILE] [--plot FILE.svg]
+  clients [--quick] [--json FILE] [--plot FILE.svg]
 """
 
 import argparse

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+from scripts.benches.clients import clients
 from scripts.benches.cluster import cluster
 from scripts.benches.colocated import colocated
 from scripts.benches.conductor import conductor
@@ -46,6 +47,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'hits': hits,
   'index': index,
   'conductor': conductor,
+  'clients': clients,
   'sim': lambda quick: [*sim(quick)],
   'gateway': gateway,
   'policies': lambda quick: [*policies(quick)],
