@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sizes and counts of a cluster, as a value that configs bind."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from typing import Any
 from typing import get_args
 from typing import Literal
 
@@ -94,7 +96,9 @@ class ClusterSpec:
     mooncake_put_uses: a block is put there at its n-th use; 1 at once.
     probe_timeout_s: how long a request waits for the store to say what it
       has of its prompt; then it goes on without.
-    eviction: which block goes first: one of `store.eviction.POLICIES`.
+    eviction: which block goes first: one of `store.eviction.POLICIES`, or a
+      function like those there: of a segment's size in blocks, it gives a
+      `Policy`.
     high_watermark: share of a segment above which puts evict.
     instances: sizes of those instances that differ, by name.
     kv_dtype: of KVCache; int8 and float8 have fixed scales a channel.
@@ -133,7 +137,7 @@ class ClusterSpec:
   mooncake_bytes: int = 0
   mooncake_put_uses: int = 1
   probe_timeout_s: float = 0.1
-  eviction: str = 'lru'
+  eviction: str | Callable[[int], Callable[[Any], float]] = 'lru'
   high_watermark: float = 0.95
   instances: Mapping[str, InstanceSizes] = field(default_factory=dict)
   kv_dtype: KVDtype = 'float32'

@@ -20,7 +20,7 @@ def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
   Raises:
     ValueError: an eviction policy that there is not.
   """
-  if spec.eviction not in POLICIES:
+  if not callable(spec.eviction) and spec.eviction not in POLICIES:
     raise ValueError(
       f'ClusterSpec.eviction={spec.eviction!r} is not one of '
       f'{", ".join(POLICIES)}'
@@ -65,7 +65,9 @@ def mount(
     case _:
       capacity_bytes = spec.host_bytes
       lower = ssd_segment(segment) if spec.ssd_bytes else None
-  policy = POLICIES[spec.eviction](capacity_bytes // block_bytes)
+  eviction = spec.eviction
+  make = eviction if callable(eviction) else POLICIES[eviction]
+  policy = make(capacity_bytes // block_bytes)
   master.mount(segment, capacity_bytes, kind, lower=lower, policy=policy)
 
 
