@@ -51,12 +51,16 @@ def assess(
   nodes = sized(assessment, whole)
   first, part_rows = busiest(whole.rows, assessment.num_requests)
   part = Rows(part_rows, [], whole.tokens_per_hash_id)
-  study = Study(assessment.of(part), nodes, whole, Pool(workers))
+  duration_s = part_rows[-1].timestamp_s
+  study = Study(assessment.of(part), nodes, whole, duration_s, Pool(workers))
   study.run()
   reuse = _reuse(assessment, whole)
   even = _break_even(assessment, points)
   of = simulated(assessment, nodes, first, part, _hit_rate(assessment, part))
-  doubts = _doubts(assessment, of, len(whole.rows), reuse, points)
+  doubts = [
+    *_doubts(assessment, of, len(whole.rows), reuse, points),
+    *_unbounded(study, of),
+  ]
   experiment = assessment.experiment
   config, dtype_bytes = (
     experiment.model.read_config(),
@@ -154,6 +158,19 @@ def _hit_rate(assessment: Assessment, part: Rows) -> float | None:
     return None
   size = assessment.experiment.cluster.block_size_tokens
   return working_set(part.rows, part.tokens_per_hash_id, size).hit_rate
+
+
+def _unbounded(study: Study, of: Simulated) -> list[str]:
+  """Who kept the limits at the fastest rate that was tried."""
+  most = 0.99 * study.most_scale * of.requests_per_s
+  names = [system.name for system in study.systems if system.rate >= most]
+  if not names:
+    return []
+  return [
+    f'The fastest rate tried, {most:.3g} requests/s, was none too fast for '
+    f'{", ".join(names)}: take more requests (Assessment.num_requests) or '
+    'fewer nodes to see their limits.'
+  ]
 
 
 def _doubts(

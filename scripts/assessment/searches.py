@@ -35,6 +35,7 @@ class Job:
     start_scale: where it begins, of the workload's own rate.
     searches: else it is run there once.
     near: whether the goodput is expected about there.
+    most_scale: the fastest rate that is tried.
   """
 
   experiment: Experiment
@@ -43,6 +44,7 @@ class Job:
   start_scale: float = 1.0
   searches: bool = True
   near: bool = False
+  most_scale: float = 64.0
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ def run_job(job: Job) -> Found:
     job.experiment,
     job.target,
     job.tolerance,
-    on_run=summaries.__setitem__,
-    start_scale=job.start_scale,
+    job.most_scale,
+    summaries.__setitem__,
+    min(job.start_scale, job.most_scale),
     step=NEAR if job.near else 2.0,
   )
   first = next(iter(summaries.values()))

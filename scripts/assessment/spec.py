@@ -27,6 +27,7 @@ class Assessment:
       own rate takes about `utilisation` of them.
     utilisation: see nodes.
     num_requests: at most so many are simulated, the busiest of the trace.
+    least_s: faster rates, at which the part would be shorter, are not tried.
     target: share of requests that must keep both limits.
     tolerance: of goodputs.
     least_gain: what counts as a gain.
@@ -48,6 +49,7 @@ class Assessment:
   nodes: int | None = None
   utilisation: float = 0.7
   num_requests: int = 1000
+  least_s: float = 40.0
   target: float = 0.9
   tolerance: float = 0.05
   least_gain: float = 0.1
@@ -62,7 +64,13 @@ class Assessment:
   def __post_init__(self):
     for name in ('num_requests', 'stages', 'chunk_tokens'):
       check_count(f'Assessment.{name}', getattr(self, name))
-    for name in ('target', 'tolerance', 'least_gain', 'utilisation'):
+    for name in (
+      'target',
+      'tolerance',
+      'least_gain',
+      'utilisation',
+      'least_s',
+    ):
       check_positive(f'Assessment.{name}', getattr(self, name))
     for name in ('cost_error', 'noise', 'simulator_error'):
       check_positive(f'Assessment.{name}', getattr(self, name), zero=True)

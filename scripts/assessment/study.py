@@ -39,10 +39,13 @@ class Study:
     assessment: Assessment,
     nodes: int,
     whole: Rows,
+    duration_s: float,
     pool: Pool,
   ):
     """`assessment` is of the part, `whole` the trace that it is of."""
     self._assessment, self._nodes = assessment, nodes
+    # The part must last: a burst shorter than an answer shows no limit.
+    self.most_scale = max(1.0, duration_s / assessment.least_s)
     self._whole, self._pool = whole, pool
     self.systems: list[System] = []
     self.sweeps: dict[str, tuple[Tried, ...]] = {}
@@ -183,7 +186,15 @@ class Study:
     near: bool = False,
   ) -> Job:
     of = self._assessment
-    return Job(experiment, of.target, of.tolerance, start, searches, near)
+    return Job(
+      experiment,
+      of.target,
+      of.tolerance,
+      start,
+      searches,
+      near,
+      self.most_scale,
+    )
 
   def _once(self, experiment: Experiment, start: float) -> Job:
     return self._job(experiment, start, searches=False)
