@@ -4,6 +4,7 @@
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 import threading
 import time
 
@@ -61,7 +62,7 @@ class Heard:
 @contextmanager
 def running(spec=SPEC):
   """A loop in a thread of its own; ends it, and what it returned is empty."""
-  backend = PacedBackend(COSTS, LAYERS)
+  backend = PacedBackend(COSTS, LAYERS, partners=spec.partners)
   cluster, heard = Cluster(spec, MODEL, backend), Heard(backend)
   live, returned = Live(backend.wake), []
   thread = threading.Thread(
@@ -86,8 +87,16 @@ def running(spec=SPEC):
   assert returned == [([], [])]  # and everything added up
 
 
-def test_a_request_is_served_at_the_pace_of_the_clock():
-  with running() as (live, heard, _):
+@pytest.mark.parametrize(
+  'spec',
+  [
+    SPEC,
+    replace(SPEC, colocated=True, streaming='chunks', max_decode_steps=32),
+  ],
+  ids=['apart', 'colocated'],
+)
+def test_a_request_is_served_at_the_pace_of_the_clock(spec):
+  with running(spec) as (live, heard, _):
     time.sleep(0.05)
     begun_s = time.perf_counter()
     live.post(make_request('r', range(30), 20))

@@ -27,6 +27,11 @@ class Decoding:
   def end_s(self) -> float:
     return self.steps.last_s
 
+  @property
+  def next_token_s(self) -> float:
+    """When the next token that was not told comes."""
+    return self.steps.first_s
+
   def cut_short(self, time_s: float) -> bool:
     """Ends it at the first boundary; whether this is sooner than it would."""
     before, self.steps = self.steps.count, self.steps.until(time_s)

@@ -14,6 +14,8 @@ import time
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.costs.model import CostModel
+from mooncake_jax.sim.decoding import Decoding
+from mooncake_jax.sim.shared_device import SharedDevice
 from mooncake_jax.sim.virtual import VirtualBackend
 
 # The loop of a server sleeps no longer at once: a clock may be set.
@@ -79,7 +81,8 @@ class PacedBackend(VirtualBackend):
   def _next_s(self) -> float | None:
     """When something happens that was begun."""
     due_s = self._clock.next_s
-    tokens_s = [work.steps.first_s for work in self._decoding.values()]
+    coming_s = [work.next_token_s for work in self._works_of_decode()]
+    tokens_s = [time_s for time_s in coming_s if time_s is not None]
     if not tokens_s:
       return due_s
     token_s = max(min(tokens_s), self._told_s + self._least_tick_s)
@@ -95,8 +98,11 @@ class PacedBackend(VirtualBackend):
     now_s = self._clock.now_s
     if now_s < self._told_s + self._least_tick_s:
       return []
-    told = [work.progress(now_s) for work in self._decoding.values()]
+    told = [work.progress(now_s) for work in self._works_of_decode()]
     found = [completion for completion in told if completion is not None]
     if found:
       self._told_s = now_s
     return found
+
+  def _works_of_decode(self) -> list[Decoding | SharedDevice]:
+    return [*self._decoding.values(), *self._shared.values()]

@@ -52,15 +52,19 @@ class _Batch:
   def emit(self, steps: Decoding) -> Completion:
     """Counts steps that were made; their completion."""
     made = steps.steps.count
-    self.num_left -= made
     found = steps.completion()
+    self.advance(made)
+    return replace(found, started_s=self.start_s, done=self.num_left <= 0)
+
+  def advance(self, made: int) -> None:
+    """Its rows have emitted so many tokens each."""
+    self.num_left -= made
     self.rows = DecodeBatch(
       tuple(
         replace(r, position=r.position + made, remaining=r.remaining - made)
         for r in self.rows.rows
       )
     )
-    return replace(found, started_s=self.start_s, done=self.num_left <= 0)
 
 
 class SharedDevice:
@@ -127,6 +131,23 @@ class SharedDevice:
       if self._steps is not None:
         self._cut_short()
         self._batch.num_left = self._steps.steps.count
+
+  @property
+  def next_token_s(self) -> float | None:
+    """When the steps under way give their next token; None without any."""
+    return None if self._steps is None else self._steps.next_token_s
+
+  def progress(self, now_s: float) -> Completion | None:
+    """See `Decoding.progress`."""
+    steps, batch = self._steps, self._batch
+    if steps is None or batch is None:
+      return None
+    before = steps.steps.count
+    told = steps.progress(now_s)
+    if told is None:
+      return None
+    batch.advance(before - steps.steps.count)
+    return replace(told, started_s=batch.start_s)
 
   def begin(self) -> None:
     """Starts the next step, once all that happens now has happened."""
