@@ -25,7 +25,6 @@ from mooncake_jax.events import TokensEmitted
 from mooncake_jax.metrics.latency import tail_s
 from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
-from mooncake_jax.request import Rejection
 from mooncake_jax.request import TokenSegment
 from mooncake_jax.slo import SLO
 
@@ -85,23 +84,36 @@ def test_odds_learn_a_lasting_error_and_how_far_it_wavers():
   assert Odds(False).factor == 1.0
 
 
-def test_what_costs_others_more_than_it_keeps_is_refused():
+def test_odds_of_keeping_a_limit_are_those_of_what_was_observed():
+  odds, rng = Odds(True), np.random.default_rng(1)
+  taken_s = 0.02 * np.exp(rng.logistic(0, 0.05, 4000))
+  for observed_s in taken_s:
+    odds.observe(0.02, observed_s)
+  for limit_s in (0.017, 0.02, 0.021, 0.023):
+    share = float(np.mean(taken_s <= limit_s))
+    assert odds.keeps(limit_s, 0.02 * odds.factor) == pytest.approx(
+      share, abs=0.05
+    )
+
+
+def test_on_arrival_only_what_would_miss_as_good_as_surely_is_refused():
   slo = SLO(1.0, 0.1)
-  for keeps, spoils, reason in (
-    (0.9, 0.8, ''),
-    (0.9, 1.1, 'tbt'),
-    (0.4, 0.1, ''),
-    (0.05, 0.0, 'tbt'),
+  for ttft_s, keeps, share, reason in (
+    (0.9, 0.9, 1.0, ''),
+    (1.1, 0.9, 1.0, 'ttft'),
+    (0.9, 0.9, 0.5, 'ttft'),
+    (0.9, 0.02, 1.0, ''),
+    (0.9, 0.005, 1.0, 'tbt'),
   ):
-    seen = Outlook(0.5, 0.1, 0.1, 0.1, keeps=keeps, spoils=spoils)
+    seen = Outlook(ttft_s, 0.1, 0.1, 0.1, keeps=keeps, share=share)
     assert slo_predictive(seen, slo) == reason
 
 
-def test_a_long_context_is_refused_where_a_short_one_is_taken():
-  """It might keep its own limit, but six others would miss theirs."""
+def test_a_long_context_may_not_join_where_a_short_one_may():
+  """It would keep its own limit, but six others would miss theirs."""
   spec = replace(SPEC, decode_instances=1, decode_pool_tokens=8192)
   slo = SLO(30.0, 1.6 * COSTS.decode_step_s(7, 600))
-  decided = {}
+  joins = {}
   for length in (20, 2500):
     conductor = make_conductor(
       replace(spec, max_batch=16), slo, admission='slo_predictive'
@@ -113,10 +125,28 @@ def test_a_long_context_is_refused_where_a_short_one_is_taken():
       first = Emitted(((f'f{i}', 0),), TokenSegment(0.0, 0.0, 1))
       conductor.observe(TokensEmitted(0.0, placed.decode, first))
     asked = make_request('r', np.full(length, 9), 200)
-    decided[length] = conductor.place(asked, 0.01)
-  assert isinstance(decided[20], Placement)
-  assert isinstance(decided[2500], Rejection)
-  assert decided[2500].reason == 'tbt'
+    assert isinstance(conductor.place(asked, 0.01), Placement)
+    joins[length] = conductor.keeps_tbt(asked, 'decode0', 7, 546 + length)
+  assert joins == {20: True, 2500: False}
+
+
+def test_who_has_nearly_ended_keeps_nobody_out():
+  """What others have behind them can't be spoilt any more."""
+  slo = SLO(30.0, COSTS.decode_step_s(3, 3000))
+  spec = replace(SPEC, decode_instances=1, decode_pool_tokens=8192)
+  joins = {}
+  for count in (1, 199):
+    conductor = make_conductor(spec, slo, admission='slo_predictive')
+    for i in range(2):
+      request = make_request(f'f{i}', np.full(90, 2 + i), 200)
+      placed = conductor.place(request, 0.0)
+      assert isinstance(placed, Placement)
+      tokens = Emitted(((f'f{i}', 0),), TokenSegment(0.0, 0.002, count))
+      conductor.observe(TokensEmitted(0.4, placed.decode, tokens))
+    asked = make_request('r', np.full(2600, 9), 200)
+    assert isinstance(conductor.place(asked, 0.5), Placement)
+    joins[count] = conductor.keeps_tbt(asked, 'decode0', 3, 3000)
+  assert joins == {1: False, 199: True}
 
 
 def test_room_goes_by_the_rule_of_the_cluster():

@@ -8,9 +8,9 @@ SLO. Prefill load is the request's own predicted TTFT; decode load is read
   early_rejection: at once, from what decodes now, though the request will
     decode only after its prefill (which makes both loads swing in turn)
   early_rejection_predicted: for the time when that prefill would end
-  slo_predictive: by what is predicted of the request's own instance, request by
-    request; refuses what would miss its SLO, nine times of ten, or would
-    make more of those that are there miss theirs than it would keep itself
+  slo_predictive: by what is predicted of the request itself, request by
+    request; refuses what would miss its SLO as good as surely. Whether it may
+    decode is settled after prefill, when it is known who does (`joining.py`)
 """
 
 from collections.abc import Callable
@@ -29,10 +29,7 @@ class Outlook:
     tbt_now_s: of that instance's step with the request and what decodes now.
     tbt_then_s: mean of all decode instances when its prefill ends.
     keeps: how likely its TBT keeps the limit.
-    spoils: how many others it will make miss theirs, on average.
-    priority: of the request, 0 unless it says.
-    priority_headroom: share of the limits that one priority below 0 may use;
-      the next one that share of it again.
+    share: of the limits, what its priority may use up.
   """
 
   ttft_s: float
@@ -40,18 +37,12 @@ class Outlook:
   tbt_now_s: float
   tbt_then_s: float
   keeps: float = 1.0
-  spoils: float = 0.0
-  priority: int = 0
-  priority_headroom: float = 1.0
-
-  @property
-  def share(self) -> float:
-    """Of the limits, what this request may use up."""
-    return self.priority_headroom ** max(-self.priority, 0)
+  share: float = 1.0
 
 
-# Of keeping the limit on TBT; who has less is taken to miss it.
-LEAST_ODDS = 0.1
+# Of keeping the limit on TBT; who has less is taken to miss it. Small, as a
+# prefill for nothing costs less than an answer that was never tried.
+LEAST_ODDS = 0.01
 
 Admission = Callable[[Outlook, SLO], str]
 
@@ -77,12 +68,10 @@ def early_rejection_predicted(outlook: Outlook, slo: SLO) -> str:
 
 
 def slo_predictive(outlook: Outlook, slo: SLO) -> str:
-  """What would miss its SLO, or cost more than it is worth; lower priorities
-  leave room for others."""
+  """What would miss its SLO; lower priorities leave room for others."""
   if outlook.ttft_s > outlook.share * slo.ttft_s:
     return 'ttft'
-  least = max(outlook.spoils, LEAST_ODDS)
-  return 'tbt' if outlook.keeps < least else ''
+  return 'tbt' if outlook.keeps < LEAST_ODDS else ''
 
 
 ADMISSIONS: dict[str, Admission] = {

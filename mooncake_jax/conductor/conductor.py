@@ -18,9 +18,9 @@ from mooncake_jax.conductor.advice import Advice
 from mooncake_jax.conductor.adviser import Adviser
 from mooncake_jax.conductor.decide import decide
 from mooncake_jax.conductor.decide import Try
-from mooncake_jax.conductor.decode_choice import tail
 from mooncake_jax.conductor.explain import explain
 from mooncake_jax.conductor.explain import Explanation
+from mooncake_jax.conductor.joining import may_join
 from mooncake_jax.conductor.observing import observe
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.telemetry import EventLine
@@ -133,12 +133,8 @@ class Conductor:
     self, request: Request, instance: str, num_rows: int, context_tokens: int
   ) -> bool:
     """The decode instance's double check: would it keep the SLO in there?"""
-    view, most = self.view, request.max_output_tokens
-    loads, placed = view.decode, view.placed.of(request.request_id)
-    step_s = loads.batch_step_s(loads.row[instance], num_rows, context_tokens)
-    late_s = (placed and view.late_kv_s(request, placed.placement)) or 0.0
-    in_steps = tail(view.lengths.expected(most), num_rows - 1, late_s / step_s)
-    return most == 1 or step_s * in_steps <= self.slo.tbt_s
+    beliefs = self.view, self.spec, self.slo
+    return may_join(*beliefs, request, instance, num_rows, context_tokens)
 
   def _catch_up(self, request: Request, now_s: float) -> None:
     """Brings the view to `now_s`, for a new try of `request`."""

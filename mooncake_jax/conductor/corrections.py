@@ -84,6 +84,14 @@ class Odds:
     """Of log(observed / predicted)."""
     return math.sqrt(self._squares.mean)
 
+  def keeps(self, limit_s: np.ndarray | float, said_s: float) -> np.ndarray:
+    """How likely what was said to take `said_s` is within the limit.
+
+    What it takes is of logistic distribution around that.
+    """
+    scale_s = self.spread * said_s * math.sqrt(3) / math.pi
+    return 1 / (1 + np.exp(np.minimum((said_s - limit_s) / scale_s, 99.0)))
+
 
 class WorkCorrection:
   """Seconds that prefills took over those planned, of all instances at once.

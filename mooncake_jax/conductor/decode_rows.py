@@ -14,15 +14,10 @@ from mooncake_jax.conductor.arrays import ZERO
 
 
 class Batch(NamedTuple):
-  """What is expected to be in a step: rows and their context, shares counted.
-
-  Attributes:
-    share_R: how likely each request is in it.
-  """
+  """Rows and context expected in a step, shares counted."""
 
   rows: float
   context_tokens: float
-  share_R: np.ndarray
 
 
 class DecodeRows:
@@ -83,7 +78,7 @@ class DecodeRows:
     np.maximum(emitted_R, ZERO, out=emitted_R)
     share_R *= np.exp(emitted_R / -until_stop)
     emitted_R += self.context_R
-    return Batch(float(share_R.sum()), float(share_R @ emitted_R), share_R)
+    return Batch(float(share_R.sum()), float(share_R @ emitted_R))
 
   def _grow(self) -> None:
     """Twice as many rows."""

@@ -6,6 +6,7 @@ a prefill that its instance begins the next one. So a lost event is made good
 by the next.
 """
 
+from mooncake_jax.conductor.joining import tbt_in_steps
 from mooncake_jax.conductor.placed import Placed
 from mooncake_jax.conductor.view import View
 from mooncake_jax.events import BlocksEvicted
@@ -74,6 +75,7 @@ def _observe_tokens(view: View, event: TokensEmitted) -> None:
   segment, decode = event.emitted.segment, view.decode
   gaps_s: list[float] = []
   tries: list[str] = []
+  begun: list[Placed] = []
   for request_id, attempt in event.emitted.tries:
     placed = view.placed.get(request_id, attempt)
     if placed is None:
@@ -81,11 +83,15 @@ def _observe_tokens(view: View, event: TokensEmitted) -> None:
     tries.append(request_id)
     if placed.last_token_s is not None:
       gaps_s.append(segment.first_s - placed.last_token_s)
+    if placed.first_token_s is None:
+      begun.append(placed)
     _emitted(view, placed, segment)
   if gaps_s:
     # A row that has just joined waited for more than a step.
     _learn_step(view, event.instance, segment, min(gaps_s))
   decode.grow(event.instance, tries, segment.count)
+  for placed in begun:
+    placed.join_tbt_s = _join_tbt_s(view, placed)
 
 
 def _emitted(view: View, placed: Placed, segment: TokenSegment) -> None:
@@ -140,11 +146,21 @@ def _learn_step(
     view.step_error.observe(i, loads.step[i].exact(rows, tokens), observed_s)
 
 
+def _join_tbt_s(view: View, placed: Placed) -> float:
+  """Its TBT in the batch that it joins."""
+  loads, i = view.decode, view.decode.row[placed.placement.decode]
+  rows, tokens = loads.active_rows_I.item(i), loads.active_tokens_I.item(i)
+  step_s = loads.batch_step_s(i, rows, tokens)
+  step_s *= view.step_error.factor_I.item(i)
+  return step_s * tbt_in_steps(view, placed.request, step_s, rows - 1)
+
+
 def _learn_tbt(view: View, placed: Placed) -> None:
   observed_s = tail_s(placed.segments)
   if observed_s is not None and not placed.preempted:
     model_s = placed.placement.tbt_s / placed.tbt_factor
     view.tbt_odds.observe(model_s, observed_s)
+    view.join_odds.observe(placed.join_tbt_s, observed_s)
 
 
 def _learn_duration(view: View, placed: Placed, time_s: float) -> None:

@@ -2,7 +2,6 @@
 """What admission goes by, out of the view; see `admission.Outlook`."""
 
 from dataclasses import replace
-import math
 
 import numpy as np
 
@@ -37,8 +36,7 @@ def of(
     planned.tbt_s,
     now,
     then,
-    priority=request.priority,
-    priority_headroom=rules.priority_headroom,
+    share=rules.share_of(request),
   )
   if rules.admission != 'slo_predictive':
     return seen
@@ -81,8 +79,7 @@ def _closely(
 ) -> Outlook:
   """With the request's TBT and its odds from who will decode beside it.
 
-  Predicted steps are off by a share that is learnt, of logistic distribution.
-  What a request adds to a step may be what others were short of.
+  Predicted steps are off by a share that is learnt (`corrections.Odds`).
   """
   loads, lengths = view.decode, view.lengths
   i, prompt_tokens = loads.row[planned.decode], request.num_prompt_tokens
@@ -92,30 +89,14 @@ def _closely(
   )
   factor = view.step_error.factor_I.item(i) * view.tbt_odds.factor
   step_s *= factor
-  scale_s = view.tbt_odds.spread * step_s * math.sqrt(3) / math.pi
-  rows = loads.requests[i]
-  limit_s_R = slo.tbt_s / rows.tail_R
-  added_s = loads.row_s_I.item(i) + loads.token_s_I.item(i) * prompt_tokens
-  before_R = _keeps(limit_s_R, step_s - factor * added_s, scale_s)
-  after_R = _keeps(limit_s_R, step_s, scale_s)
-  # A tenth of its intervals counts; of those past nothing changes any more.
-  ahead_R = rows.left_R / rows.most_R
   late = view.late_kv_s(request, planned) / step_s
   in_steps = tail(lengths.expected(most), others.rows, late)
-  keeps = _keeps(seen.share * slo.tbt_s / in_steps, step_s, scale_s)
+  keeps = view.tbt_odds.keeps(seen.share * slo.tbt_s / in_steps, step_s)
   return replace(
     seen,
     tbt_s=step_s * in_steps,
     keeps=float(keeps) if most > 1 else 1.0,
-    spoils=float((others.share_R * ahead_R) @ (before_R - after_R)),
   )
-
-
-def _keeps(
-  limit_s: np.ndarray | float, step_s: float, scale_s: float
-) -> np.ndarray:
-  """How likely a step of about `step_s` is within the limit."""
-  return 1 / (1 + np.exp(np.minimum((step_s - limit_s) / scale_s, 99.0)))
 
 
 def _step_now_s(loads: DecodeLoads, i: int, prompt_tokens: int) -> float:

@@ -18,6 +18,7 @@ class Placed:
     placed_s: when.
     prefill_factor: correction that its prefill was predicted with.
     tbt_factor: the same for its TBT.
+    join_tbt_s: its TBT as predicted when its first token came, without it.
     prefilled: its prefill is known to have ended.
     last_token_s: when its last token came; None before the first.
     first_token_s: when its first token came.
@@ -31,6 +32,7 @@ class Placed:
   placed_s: float
   prefill_factor: float
   tbt_factor: float = 1.0
+  join_tbt_s: float = 0.0
   prefilled: bool = False
   segments: list[TokenSegment] = field(default_factory=list)
   preempted: bool = False

@@ -8,6 +8,7 @@ from mooncake_jax.conductor.heat import Replication
 from mooncake_jax.conductor.policies import POLICIES
 from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.conductor.telemetry import Telemetry
+from mooncake_jax.request import Request
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,11 @@ class ConductorSpec:
     work_weight: price of a second of prefill in 'cost_based' where all are
       busy, in seconds of TTFT; see there.
     late_check: whether the decode instance checks TBT again after prefill;
-      it always does with admission 'load'.
+      it always does with 'load' and 'slo_predictive'.
     prior_output_tokens: guess of an output's length before any has ended.
     decode_duration_s: t_d of 'early_rejection_predicted'; None is learnt.
-    priority_headroom: see `admission.Outlook`.
+    priority_headroom: share of the limits that one priority below 0 may use
+      with 'slo_predictive'; the next one that share of it again.
     correct: whether predictions are corrected by what is observed.
     max_attempts: tries of one request, where an instance fails it.
     replication: copies of hot prefixes made ahead; None: none.
@@ -82,4 +84,8 @@ class ConductorSpec:
   @property
   def checks_late(self) -> bool:
     """Whether decode instances check TBT after prefill."""
-    return self.late_check or self.admission == 'load'
+    return self.late_check or self.admission in ('load', 'slo_predictive')
+
+  def share_of(self, request: Request) -> float:
+    """Of the SLO's limits, what a request of its priority may use up."""
+    return self.priority_headroom ** max(-request.priority, 0)

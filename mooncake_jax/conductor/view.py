@@ -53,7 +53,8 @@ class View:
     horizon: when each of them decodes.
     lengths, durations: tokens of an output, seconds that it decodes.
     prefill_error, transfer_error, step_error, queue_error: online corrections.
-    tbt_odds: how far a predicted TBT is off.
+    tbt_odds, join_odds: how far a predicted TBT is off, when a request comes
+      and when it joins its batch.
   """
 
   def __init__(
@@ -90,6 +91,7 @@ class View:
     self.step_error = Correction(spec.correct, up=0.02, down=0.02)
     self.queue_error = WorkCorrection(spec.correct)
     self.tbt_odds = Odds(spec.correct)
+    self.join_odds = Odds(spec.correct)
     self.placed = Reservations()
     self.horizon = DecodeHorizon()
     self.lengths = OutputLengths(spec.prior_output_tokens)
