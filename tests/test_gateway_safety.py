@@ -83,6 +83,19 @@ def test_only_keys_that_are_known_may_ask(keyed):
   assert keyed.get('/metrics', OP)[0] == 200
 
 
+def test_a_page_of_elsewhere_gets_nothing_by_its_own_name(keyed):
+  """DNS rebinding: the address is ours, the name in the Host header is not."""
+  with running(simulated()) as server:
+    for host in ('evil.example', 'evil.example:80', '127.0.0.1.evil.example'):
+      status, _, body = server.post(COMPLETIONS, TEXT, host=host)
+      assert (status, body['error']['code']) == (403, 'host')
+    for host in ('localhost', '127.0.0.1:8000', '[::1]:80'):
+      assert server.post(COMPLETIONS, TEXT, host=host)[0] == 200
+  # A key is not known elsewhere.
+  asked = {'model': 'tiny', 'prompt': 'x'}
+  assert keyed.post(COMPLETIONS, asked, ALICE, host='gpu.example')[0] == 200
+
+
 def test_tenants_and_salts_never_share_what_was_computed(keyed):
   assert cached(keyed, ALICE) == 0
   assert cached(keyed, ALICE) == 16
@@ -243,7 +256,7 @@ def raw_post(server, asked, receive_bytes=None) -> socket.socket:
   client.settimeout(20)
   client.connect(('127.0.0.1', server.port))
   client.sendall(
-    b'POST /v1/completions HTTP/1.1\r\nHost: x\r\n'
+    b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n'
     b'Content-Type: application/json\r\n'
     + f'Content-Length: {len(body)}\r\n\r\n'.encode()
     + body
@@ -295,7 +308,8 @@ def test_headers_and_bodies_that_never_come_are_not_waited_for():
     assert silent.recv(10) == half.recv(10) == b''
     body = socket.create_connection(('127.0.0.1', server.port), 10)
     body.sendall(
-      b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n'
+      b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n'
+      b'Content-Length: 50\r\n'
       b'Content-Type: application/json\r\n\r\n{"model"'
     )
     assert body.recv(4096).startswith(b'HTTP/1.1 408')
@@ -308,7 +322,7 @@ def is_refused(server) -> bool:
   """Whether it takes no connection, or no request on one."""
   try:
     with socket.create_connection(('127.0.0.1', server.port), 5) as client:
-      client.sendall(b'GET /health HTTP/1.1\r\nHost: x\r\n\r\n')
+      client.sendall(b'GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n')
       return not client.recv(4096)
   except OSError:
     return True
@@ -325,7 +339,8 @@ def test_draining_ends_what_was_begun_and_takes_nothing_new():
       assert server.made.driver.is_draining
       until(lambda: is_refused(server))
       status, _, text = begun.result(20)
-  assert status == 200 and len(events(text)) == 20
+  said = ''.join(each['choices'][0]['text'] for each in events(text))
+  assert status == 200 and len(said.split()) == 20
 
 
 def test_a_second_signal_stops_at_once():
@@ -356,7 +371,7 @@ def test_the_script_serves_until_a_signal():
     url = process.stdout.readline().split()[-1]
     host, port = url.removeprefix('http://').split(':')
     client = socket.create_connection((host, int(port)), 20)
-    client.sendall(b'GET /health HTTP/1.1\r\nHost: x\r\n\r\n')
+    client.sendall(b'GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n')
     assert client.recv(4096).startswith(b'HTTP/1.1 200')
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0

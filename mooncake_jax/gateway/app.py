@@ -41,6 +41,7 @@ from mooncake_jax.gateway.errors import ApiError
 from mooncake_jax.gateway.errors import invalid
 from mooncake_jax.gateway.limits import GatewaySpec
 from mooncake_jax.gateway.measures import Measures
+from mooncake_jax.gateway.origin import check_host
 from mooncake_jax.gateway.schema import ChatRequest
 from mooncake_jax.gateway.schema import CompletionRequest
 from mooncake_jax.gateway.tenants import Quota
@@ -173,6 +174,9 @@ class Gateway:
     )
 
   def _quota(self, request: Request) -> Quota:
+    """Whose request it is; raises `ApiError`."""
+    if not self.tenants.has_keys:
+      check_host(request)
     return self.tenants.of(request.headers.get('authorization'))
 
   def _operator(self, request: Request) -> None:

@@ -30,6 +30,7 @@ ANSWERS = (
 _REFUSALS = {
   400: 'not what can be served',
   401: 'no valid API key',
+  403: 'not for this tenant, or by a foreign name',
   404: 'no such thing',
   408: 'the body took too long',
   413: 'the body is too long',

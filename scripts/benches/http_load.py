@@ -108,7 +108,7 @@ async def ask(port: int, body: dict) -> Answer:
   """Streams one completion."""
   data = json.dumps({**body, 'stream': True}).encode()
   head = (
-    'POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n'
+    'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n'
     f'Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n'
   )
   asked_s = time.perf_counter()
