@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mooncake_jax scripts tests
 
-.PHONY: setup model quickstart test lint format lock peers clean
+.PHONY: setup model quickstart test lint format lock peers docs clean
 
 setup: $(STAMP)
 
@@ -61,5 +61,15 @@ INSTALL = $@/bin/pip install -q --disable-pip-version-check -r $<
 	$(PYTHON) -m venv $@
 	$(INSTALL) || { rm -rf $@; echo "$*: does not install here, left out"; }
 
+# Into site/; any warning, such as a link to nowhere, ends it.
+docs: setup .venv-docs/.installed
+	$(BIN)/python scripts/reference.py
+	.venv-docs/bin/zensical build --strict -f mkdocs.yml
+
+.venv-docs/.installed: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install -q --disable-pip-version-check -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-peers .jax_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-peers .venv-docs site docs/reference .jax_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -96,7 +96,7 @@ class Assessment:
 
 
 def sized(assessment: Assessment, rows: Rows) -> int:
-  """Nodes for the rows' own rate, by the costs; at least 4.
+  """Nodes for the rows' own rate, by the costs; at least 2.
 
   Counts prompts as they are and decode steps of 64 rows, all without reuse.
   """
@@ -110,4 +110,4 @@ def sized(assessment: Assessment, rows: Rows) -> int:
   mean = sum(row.input_tokens for row in found) // len(found)
   decode_s = outputs * costs.decode_step_s(64, 64 * mean) / 64
   busy = (prefill_s + decode_s) / span_s
-  return max(4, math.ceil(busy / assessment.utilisation))
+  return max(2, math.ceil(busy / assessment.utilisation))
