@@ -8,12 +8,14 @@ from mooncake_jax.costs.perturbed import PerturbedCost
 from scripts.assessment.spec import Assessment
 from scripts.experiment import Experiment
 
-COUPLED: Mapping[str, tuple[bool, bool]] = {
-  # (prefix caching, chunked prefill)
-  'coupled': (False, False),
-  'coupled, prefix cache': (True, False),
-  'coupled, chunked prefill': (False, True),
-  'coupled, both': (True, True),
+# Tokens of a step are vLLM's default where None.
+COUPLED: Mapping[str, tuple[bool, bool, int | None]] = {
+  # (prefix caching, chunked prefill, tokens a step)
+  'coupled': (False, False, None),
+  'coupled, prefix cache': (True, False, None),
+  'coupled, chunked prefill': (False, True, None),
+  'coupled, both': (True, True, None),
+  'coupled, both, 2048 a step': (True, True, 2048),
 }
 
 
@@ -27,9 +29,10 @@ def coupled(assessment: Assessment, nodes: int) -> dict[str, Experiment]:
         instances=nodes,
         prefix_caching=caching,
         chunked_prefill=chunked,
+        step_tokens=step_tokens,
       ),
     )
-    for name, (caching, chunked) in COUPLED.items()
+    for name, (caching, chunked, step_tokens) in COUPLED.items()
   }
 
 
