@@ -302,6 +302,5 @@ def _ask(
   keeps = conductor.spec.keep_explanations
   why = conductor.explain(*asked) if keeps else None
   decision = conductor.place(*asked)
-  name = request.request_id
-  note(Decision(now_s, name, decision, attempt, avoid, why))
+  note(Decision(now_s, request.request_id, decision, attempt, avoid, why))
   return decision

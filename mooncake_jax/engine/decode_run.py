@@ -106,30 +106,35 @@ class DecodeRun:
 
   def _read(self) -> None:
     """Waits for the oldest unread step and reports its tokens."""
-    steps: tuple[Emitted, ...] = ()
-    if self._unread:
-      report_BR = np.asarray(self._unread.popleft())
-      steps = (self._emitted(report_BR, self.task.now_s()),)
-    self.task.post(
+    task, steps = self.task, ()
+    unread = np.asarray(self._unread.popleft()) if self._unread else None
+    now_s = task.now_s()
+    if unread is not None:
+      steps = (self._emitted(unread, now_s),)
+    done = not self._is_open
+    task.post(
       Completion(
-        self.task.work_id,
+        task.work_id,
         'completed',
         self._started_s,
-        self.task.now_s(),
+        now_s,
         steps=steps,
-        done=not self._is_open,
+        done=done,
       )
     )
 
   def _emitted(self, report_BR: np.ndarray, now_s: float) -> Emitted:
     """What the rows that had not ended emitted; ends those it ends."""
     tokens = logprobs.tokens(report_BR).tolist()
-    emitted = Emitted(
-      self._tries,
-      TokenSegment(now_s, 0.0, 1),
-      tuple([tokens[i] for i, _ in self._open_rows]),
-      self._logprobs(report_BR) if self._tells_logprobs else (),
-    )
+    likely = self._logprobs(report_BR) if self._tells_logprobs else ()
+    segment = TokenSegment(now_s, 0.0, 1)
+    open_rows = self._open_rows
+    if len(open_rows) == len(self.task.batch.rows):
+      # Not row by row: each would be read from memory, not from a cache.
+      told = tuple(tokens[: len(open_rows)])
+    else:
+      told = tuple([tokens[i] for i, _ in open_rows])
+    emitted = Emitted(self._tries, segment, told, likely)
     self._num_read += 1
     self._end(tokens)
     return emitted

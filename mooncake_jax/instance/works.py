@@ -38,8 +38,10 @@ class Works:
     """Starts a work; it uses its run's pages from now on."""
     payload = work.payload
     count_uses(work, 1)
-    after = tuple([w.work_id for w in work.after if w.work_id is not None])
-    assert len(after) == len(work.after), work
+    after: tuple[int, ...] = ()
+    if work.after:
+      after = tuple([w.work_id for w in work.after if w.work_id is not None])
+      assert len(after) == len(work.after), work
     if work.run is not None:
       work.run.works[work] = None
     if isinstance(payload, Probe):

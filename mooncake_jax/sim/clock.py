@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sized
 import heapq
 import itertools
+import math
 from typing import Any
 
 # [time_s, order, call, args]; `call` is None once dropped. A list, since it
@@ -37,27 +38,15 @@ class Clock:
     """Forgets a call: time does not even stop for it."""
     due[2], due[3] = None, ()
 
-  def step(self, until_s: float | None) -> bool:
-    """Makes the next call that is due by `until_s`; False if there is none."""
-    due = self._due
-    while due:
-      time_s, _, call, args = due[0]
-      if until_s is not None and time_s > until_s:
-        return False
-      heapq.heappop(due)
-      if call is not None:
-        if time_s > self.now_s:
-          self.now_s = time_s
-        call(*args)
-        return True
-    return False
-
   def run(self, until_s: float | None, found: Sized) -> None:
     """Makes calls by `until_s`, and when there is something in `found` only
     those that are due by then.
     """
-    while not found and self.step(until_s):
-      pass
-    if found:
-      while self.step(self.now_s):
-        pass
+    due, pop = self._due, heapq.heappop
+    last_s = math.inf if until_s is None else until_s
+    while due and due[0][0] <= (self.now_s if found else last_s):
+      time_s, _, call, args = pop(due)
+      if call is not None:
+        if time_s > self.now_s:
+          self.now_s = time_s
+        call(*args)

@@ -198,8 +198,7 @@ class VirtualBackend:
       until_s is not None and until_s <= self._clock.now_s
     ):
       return
-    while self._clock.step(self._clock.now_s):
-      pass
+    self._clock.run(self._clock.now_s, ())
     if not self._done:
       for shared in self._shared.values():
         shared.begin()

@@ -159,12 +159,14 @@ class StoreClient:
     self, replicas: Sequence[Replica], completion: Completion
   ) -> tuple[list[Replica], list[Replica]]:
     """Publishes what was written whole; returns (published, revoked)."""
-    status = self._whole(replicas, completion)
-    written = [r for r, s in zip(replicas, status) if s == 'completed']
+    written = [*replicas]
+    if completion.status != 'completed':
+      status = self._whole(replicas, completion)
+      written = [r for r, s in zip(replicas, status) if s == 'completed']
     kept = self.master.put_end_chain(written)
+    if len(written) == len(replicas) and all(kept):
+      return written, []
     published = [r for r, k in zip(written, kept) if k]
-    if len(published) == len(replicas):
-      return published, []
     are_kept = set(published)
     revoked = [r for r in replicas if r not in are_kept]
     for replica in revoked:
