@@ -64,7 +64,7 @@ def test_spans_of_a_life_follow_each_other_to_its_end(seed):
 
 def test_what_runs_is_open_until_now():
   record = RequestRecord('r', 100, 1.0, placed_s=1.0, fetch_start_s=2.0)
-  assert spans(record, 5.0) == [('queue', 1.0, 2.0), ('fetch', 2.0, 5.0)]
+  assert spans(record, 5.0) == [('queue', 1.0, 2.0), ('prefill', 2.0, 5.0)]
   assert life(record, 5.0)['end_s'] is None
 
 

@@ -178,6 +178,9 @@ def spans(
     if at is not None and (not known or at >= known[-1][1]):
       known.append((what, at))
   end_s = now_s if record.finished_s is None else record.finished_s
+  if record.finished_s is None and known and known[-1][0] == 'fetch':
+    # Its begin is told at its end; the begin of prefill at prefill's.
+    known[-1] = ('prefill', known[-1][1])
   stops = [*(at for _, at in known[1:]), end_s]
   return [
     (what, round(start, _DIGITS), round(max(stop, start), _DIGITS))

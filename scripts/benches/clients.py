@@ -121,7 +121,8 @@ def _replay(
     *('--custom-dataset-type', 'mooncake-trace', '--input-file', str(trace)),
     *('--extra-inputs', 'ignore_eos:true', '--tokenizer', 'local/smollm2'),
     *('--export-level', 'raw', '--output-artifact-dir', str(out)),
-    *('--no-gpu-telemetry', '--ui', 'none'),
+    # It needs its processors for its clock, not to count tokens once more.
+    *('--use-server-token-count', '--no-gpu-telemetry', '--ui', 'none'),
   ]
   done = subprocess.run(
     command,
