@@ -169,7 +169,7 @@ def test_overload_is_refused_early_with_what_was_predicted():
     assert body['error']['predicted_ttft_s'] > 1.0
     assert float(headers['x-predicted-ttft-s']) > 1.0
     assert int(headers['retry-after']) >= 1
-    assert took_s < 0.4
+    assert took_s < 1.0  # not after it has waited
   assert f'mooncake_rejections_total{{reason="ttft"}} {len(refused)}' in page
 
 
@@ -352,6 +352,38 @@ def test_a_second_signal_stops_at_once():
     server.server.handle_exit(signal.SIGTERM, None)
   assert time.monotonic() - begun_s < 2.0  # of 3 s
   client.close()
+
+
+class Broken:
+  """A command that the loop does not survive."""
+
+  def happen(self, cluster) -> None:
+    raise RuntimeError('a secret of the loop')
+
+
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_a_loop_that_breaks_leaves_nobody_waiting():
+  with running(simulated(costs=SLOW), ends_well=False) as server:
+    driver = server.made.driver
+    with ThreadPoolExecutor(2) as pool:
+      begun = [
+        pool.submit(
+          server.post,
+          COMPLETIONS,
+          {**TEXT, 'max_tokens': 100, 'stream': stream},
+        )
+        for stream in (True, False)
+      ]
+      until(lambda: len(decoding(driver)) == 2)
+      driver.post(Broken())
+      (_, _, stream), (status, _, body) = [each.result(20) for each in begun]
+    assert status == 503 and body['error']['code'] == 'stopping'
+    assert events(stream)[-1]['error']['code'] == 'stopping'
+    assert 'secret' not in stream + json.dumps(body)
+    until(lambda: is_refused(server))  # it ends by itself
+  assert isinstance(driver.error, RuntimeError)
 
 
 def test_the_script_serves_until_a_signal():

@@ -14,6 +14,7 @@ import threading
 from typing import Any
 from typing import Protocol
 
+from mooncake_jax.arrivals import Command
 from mooncake_jax.arrivals import Live
 from mooncake_jax.changes import Change
 from mooncake_jax.cluster import Cluster
@@ -133,7 +134,11 @@ class Driver:
     """Ends a request that nobody waits for any more."""
     name = choice.request.request_id
     if name in self._choices and self.error is None:
-      self._live.post(Change(0.0, 'cancel', name))
+      self.post(Change(0.0, 'cancel', name))
+
+  def post(self, command: Command) -> None:
+    """Something else to be done, in the loop's thread."""
+    self._live.post(command)
 
   async def ask(
     self, question: Callable[[Cluster], Any], timeout_s: float = 5.0
@@ -146,7 +151,7 @@ class Driver:
     if self.error is not None or self._ended.is_set():
       raise stopping()
     answer = self.events.create_future()
-    self._live.post(_Ask(question, answer, self.events))
+    self.post(_Ask(question, answer, self.events))
     try:
       return await asyncio.wait_for(answer, timeout_s)
     except TimeoutError:
