@@ -5,11 +5,21 @@ On such arrays numpy takes twice as long where an operand is a Python number or
 of another type than the rest, which is converted at every call.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 
 ZERO = np.zeros(())
 ONE = np.ones(())
 NO_BLOCKS = np.zeros((), np.int64)
+FEW = 64
+
+
+def distinct(count_I: np.ndarray) -> Collection[int]:
+  """The different numbers; a set of few is made sooner than an array."""
+  if len(count_I) <= FEW:
+    return set(count_I.tolist())
+  return np.bincount(count_I).nonzero()[0].tolist()
 
 
 def pick(score_I: np.ndarray, able_I: np.ndarray, number: int) -> int:

@@ -27,7 +27,7 @@ def question(
   """
   size = len(view.fleet.names)
   usable_I = np.zeros(size, np.int64)
-  slow_I, fast_I = np.zeros(size, np.int64), np.zeros(size, np.int64)
+  slow_I = fast_I = view.fleet.no_blocks_I
   holders, remote_blocks, tiers = [], 0, False
   if view.reuse:
     reusable = view.layout.reusable_blocks(request.num_prompt_tokens)
@@ -36,7 +36,9 @@ def question(
       rows = view.rows(mask)
       usable_I[rows] = usable
       if slow or fast:
-        slow_I[rows], fast_I[rows], tiers = slow, fast, True
+        if not tiers:
+          tiers, slow_I, fast_I = True, slow_I.copy(), fast_I.copy()
+        slow_I[rows], fast_I[rows] = slow, fast
     for blocks, mask in matches.sources():
       rows = view.rows(mask)
       if len(rows):

@@ -73,7 +73,7 @@ def plan(
   decodes_I = able(view.decode.names, view.decode.accepts_I, asked.avoid)
   able_I = able(prefill.names, prefill.accepts_I, asked.avoid)
   able_I = view.with_partner(able_I, decodes_I)
-  if not able_I.any():
+  if not np.count_nonzero(able_I):
     return None
   ask = question(view, rules, request, now_s, able_I)
   plans = POLICIES[rules.policy](ask)

@@ -121,8 +121,9 @@ def decode_view(
   mean_s_I += other_s_I
   # No more rows than a batch takes are in a step.
   rows_then_I += ONE
-  share_I = loads.batch_I / rows_then_I
-  mean_s_I *= np.minimum(share_I, ONE, out=share_I)
+  if rows_then_I.item(rows_then_I.argmax()) > loads.least_batch:
+    share_I = loads.batch_I / rows_then_I
+    mean_s_I *= np.minimum(share_I, ONE, out=share_I)
   mean_s_I += loads.base_s_I
   mean_s_I *= factor_I
   need = loads.need_tokens(prompt_tokens, max_output_tokens)

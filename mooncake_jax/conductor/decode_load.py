@@ -52,6 +52,7 @@ class DecodeLoads:
     mean_left_I: tokens that one of them may still emit, at least 1.
     active_I, coming_I, batch_I: numbers of rows that decode, do not yet, and
       can at once, as float.
+    least_batch: rows that any of them can take.
     free_tokens_I: what a new request may reserve, as float.
     has_row_I: whether the batch is not full.
   """
@@ -99,6 +100,7 @@ class DecodeLoads:
   active_I: np.ndarray
   coming_I: np.ndarray
   batch_I: np.ndarray
+  least_batch: int
   free_tokens_I: np.ndarray
   has_row_I: np.ndarray
 
@@ -122,6 +124,7 @@ class DecodeLoads:
     self.token_s_I[i] = step.per_context_token_s
     self.capacity_tokens_I[i] = belief.decode_pool_tokens
     self.batch_I[i] = self.max_batch_I[i] = belief.max_batch
+    self.least_batch = int(self.max_batch_I.min())
     self._derive(i)
 
   def close(self, name: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mooncake_jax.conductor.arrays import distinct
 from mooncake_jax.conductor.work_costs import PREFIX_LINKS
 from mooncake_jax.conductor.work_costs import WorkCosts
 from mooncake_jax.costs.model import Link
@@ -19,6 +20,7 @@ class Fleet:
 
   Attributes:
     latency_s_I, block_s_I: a link's seconds, idle: latency + blocks * block.
+    no_blocks_I: none for each, not to be written to.
     computed_block_s: what a block of prefix saves at least, on any of them.
   """
 
@@ -29,6 +31,7 @@ class Fleet:
     self.kinds = tuple(dict.fromkeys(work))
     rows = {kind: k for k, kind in enumerate(self.kinds)}
     self.kind_I = np.array([rows[w] for w in work], np.int64)
+    self.no_blocks_I = np.zeros(len(work), np.int64)
     self.computed_block_s = min(
       (kind.block_s for kind in self.kinds), default=0.0
     )
@@ -62,18 +65,15 @@ def _spread(
   prefix_blocks_I: np.ndarray,
   block_size_tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  least = prefix_blocks_I.item(prefix_blocks_I.argmin())
-  above_I = prefix_blocks_I - least
-  most = above_I.item(above_I.argmax())
-  seconds, first_s = np.empty(most + 1), np.empty(most + 1)
-  # Mostly one length, or few: others are not asked for.
-  some = np.bincount(above_I).nonzero()[0].tolist() if most else (0,)
-  for above in some:
-    prefix_tokens = (least + above) * block_size_tokens
+  chunk_tokens = work.belief.chunk_tokens
+  lengths = distinct(prefix_blocks_I)  # mostly one, or few
+  size = max(lengths, default=0) + 1
+  seconds, first_s = np.empty(size), np.empty(size)
+  for length in lengths:
+    prefix_tokens = length * block_size_tokens
     prompt_s = work.prompt_s(num_tokens, prefix_tokens)
     new_tokens = num_tokens - prefix_tokens
-    seconds[above] = prompt_s
-    first_s[above] = prompt_s * min(
-      work.belief.chunk_tokens / max(new_tokens, 1), 1.0
-    )
-  return seconds[above_I], first_s[above_I]
+    seconds[length] = prompt_s
+    share = chunk_tokens / new_tokens if new_tokens > chunk_tokens else 1.0
+    first_s[length] = prompt_s * share
+  return seconds[prefix_blocks_I], first_s[prefix_blocks_I]

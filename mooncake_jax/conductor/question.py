@@ -15,7 +15,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -141,10 +141,16 @@ class Question:
   balancing_threshold: float = 2.0
   work_weight: float = 0.0
 
-  @cached_property
+  # Worked out once, when asked for; `cached_property` takes a lock each time.
+  _own: tuple[np.ndarray, np.ndarray] | None = field(default=None, init=False)
+  _local_s_I: np.ndarray | None = field(default=None, init=False)
+
+  @property
   def own_prompt_s(self) -> tuple[np.ndarray, np.ndarray]:
     """`prompt_s` where nothing is fetched from other instances."""
-    return self.prompt_s(self.with_rest(self.local_blocks_I))
+    if self._own is None:
+      self._own = self.prompt_s(self.with_rest(self.local_blocks_I))
+    return self._own
 
   def prompt_s(
     self, prefix_blocks_I: np.ndarray
@@ -222,9 +228,14 @@ class Question:
       return prefix_blocks_I
     return np.maximum(prefix_blocks_I, self.remote_blocks)
 
-  @cached_property
+  @property
   def local_s_I(self) -> np.ndarray:
     """Until each one's own prefix is on its device, links shared."""
+    if self._local_s_I is None:
+      self._local_s_I = self._onload_s()
+    return self._local_s_I
+
+  def _onload_s(self) -> np.ndarray:
     local_s_I = self.move_s('onload', self.host_blocks_I, wait=True)
     if self.has_tiers:
       ssd_s_I = self.move_s('ssd_read', self.ssd_blocks_I, wait=True)
