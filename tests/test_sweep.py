@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 import signal
 import subprocess
-import sys
 import time
 from xml.etree import ElementTree
 
@@ -163,19 +162,21 @@ def test_a_run_killed_in_the_middle_is_run_again(tmp_path):
 
 
 def test_a_sweep_killed_in_the_middle_goes_on_without_loss(tmp_path):
+  """As SLURM does it: a job is killed, and requeued with the same command."""
   axis = f'{CHUNKS}=[1024, 2048, 4096, 8192, 16384]'
   bind = ['--bind', 'generate.conversation.num_requests=60']
-  command = [SIM, *bind, '--over', axis, '--workers', '2']
+  command = [SIM, *bind, '--over', axis]
   out = tmp_path / 'killed'
+  script = str(ROOT / 'scripts/slurm/sweep.sbatch')
+  job = {'SLURM_SUBMIT_DIR': str(ROOT), 'SLURM_CPUS_PER_TASK': '2'}
   process = subprocess.Popen(
-    [sys.executable, 'scripts/sweep.py', *command, '--out', str(out)],
-    cwd=ROOT,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    ['bash', script, *command, '--out', str(out)],
+    env={**os.environ, **job, 'PYTHONPATH': str(ROOT)},
     start_new_session=True,
     stdout=subprocess.DEVNULL,
   )
   deadline_s = time.monotonic() + 120
-  while not (done := times_of(out)) and time.monotonic() < deadline_s:
+  while not times_of(out) and time.monotonic() < deadline_s:
     time.sleep(0.02)
   os.killpg(process.pid, signal.SIGKILL)
   assert process.wait() == -signal.SIGKILL
