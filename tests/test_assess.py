@@ -12,7 +12,10 @@ from scripts import assess as script
 from scripts.assessment.alternatives import splits
 from scripts.assessment.alternatives import with_cpp
 from scripts.assessment.spec import Assessment
+from scripts.assessment.spec import sized
 from scripts.config import load
+from scripts.gin_source import ROOT
+from scripts.workloads import Rows
 
 CONFIG = 'configs/assess/a800.gin'
 SMALL = (
@@ -84,6 +87,16 @@ def test_all_systems_have_the_same_number_of_nodes():
       cluster = with_cpp(spec, nodes, prefill).cluster
       used = cluster.prefill_instances * cluster.stages
       assert used + cluster.decode_instances == nodes
+
+
+@pytest.mark.parametrize(
+  'path', sorted((ROOT / 'configs/assess').glob('*.gin')), ids=lambda p: p.stem
+)
+def test_every_config_builds_and_is_sized(path):
+  spec, _ = load(path, (), Assessment)
+  rows = spec.experiment.workload.rows  # pyright: ignore
+  assert sized(spec, Rows(rows, [])) >= 2
+  assert str(path.relative_to(ROOT)) in path.read_text()  # its command
 
 
 def test_what_cannot_be_assessed_is_named(tmp_path, capsys):
