@@ -6,19 +6,29 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace
 import http.client
 import json
 import threading
+import time
 from typing import Any
 
+from lifecycle import COSTS
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.gateway.app import Gateway
+from mooncake_jax.gateway.limits import GatewaySpec
 from mooncake_jax.gateway.server import Server
 from mooncake_jax.gateway.tenants import Tenants
 from scripts.experiment import Experiment
 from scripts.service import gateway
+from tiny_experiment import tiny
 
 LIMIT_S = 60.0
+COMPLETIONS, CHATS = '/v1/completions', '/v1/chat/completions'
+# 17 tokens: two blocks, and one that is always computed.
+TEXT = {'model': 'tiny', 'prompt': 'a b c d e f g h i j k l m n o p q'}
+SLOW = replace(COSTS, decode_base_s=0.03)  # of a decode step
+TINY = GatewaySpec(model_name='tiny')
 
 
 @dataclass
@@ -115,3 +125,16 @@ def events(text: str) -> list[dict[str, Any]]:
   lines = [line for line in text.split('\n\n') if line]
   assert lines[-1] == 'data: [DONE]', lines[-1:]
   return [json.loads(line.removeprefix('data: ')) for line in lines[:-1]]
+
+
+def simulated(**changes) -> Experiment:
+  """`tiny`, simulated at the pace of the clock."""
+  return tiny(**{'backend': 'virtual', 'gateway': TINY, **changes})
+
+
+def until(holds: Callable[[], Any], limit_s: float = 20.0) -> None:
+  """Waits until it does."""
+  end_s = time.monotonic() + limit_s
+  while not holds():
+    assert time.monotonic() < end_s
+    time.sleep(0.01)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway_pieces import CHATS
+from gateway_pieces import COMPLETIONS
 from gateway_pieces import events
 from gateway_pieces import running
+from gateway_pieces import simulated
 from lifecycle import SPEC
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.gateway.answers import ChatChunk
@@ -18,18 +21,10 @@ from mooncake_jax.gateway.limits import GatewaySpec
 from scripts.config import load
 from scripts.experiment import Experiment
 from scripts.serving import prepare
-from tiny_experiment import tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = {'model': 'tiny', 'prompt': 'a b c d e f g h i'}
 CHAT = {'model': 'tiny', 'messages': [{'role': 'user', 'content': 'a b c'}]}
-COMPLETIONS, CHATS = '/v1/completions', '/v1/chat/completions'
-
-
-def simulated(**changes):
-  """`tiny`, simulated at the pace of the clock."""
-  changes.setdefault('gateway', GatewaySpec(model_name='tiny'))
-  return tiny(backend='virtual', **changes)
 
 
 @pytest.mark.parametrize(

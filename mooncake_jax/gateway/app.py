@@ -206,7 +206,7 @@ class Gateway:
       writer,
       self.driver,
       quota,
-      self.spec.write_timeout_s,
+      self.spec,
       came_s,
     )
 

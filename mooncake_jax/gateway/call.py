@@ -19,6 +19,7 @@ from mooncake_jax.gateway.choice import Choice
 from mooncake_jax.gateway.choice import Piece
 from mooncake_jax.gateway.driver import Driver
 from mooncake_jax.gateway.errors import ApiError
+from mooncake_jax.gateway.limits import GatewaySpec
 from mooncake_jax.gateway.schema import Sampled
 from mooncake_jax.gateway.tenants import Quota
 from mooncake_jax.gateway.writing import DONE
@@ -42,7 +43,7 @@ class Call(Response):
     writer: Writer,
     driver: Driver,
     quota: Quota,
-    write_timeout_s: float,
+    spec: GatewaySpec,
     came_s: float,
   ):
     """Opens its quota and submits; `came_s` is as of `Live.post`.
@@ -56,7 +57,9 @@ class Call(Response):
     self._writer = writer
     self._driver = driver
     self._quota = quota
-    self._write_timeout_s = write_timeout_s
+    self._write_timeout_s = spec.write_timeout_s
+    # The cluster's own deadline comes first, unless its loop hangs.
+    self._patience_s = driver.request_timeout_s + spec.overdue_s
     self._num_prompts = len(choices) // body.num_answers
     self._changed = asyncio.Event()
     self._is_gone = False
@@ -73,6 +76,8 @@ class Call(Response):
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers; see `starlette.responses.Response`."""
     watch = asyncio.create_task(self._watch(receive))
+    loop = asyncio.get_running_loop()
+    overdue = loop.call_later(self._patience_s, self._give_up)
     try:
       await self._answer(send)
     except ClientGone:
@@ -80,6 +85,7 @@ class Call(Response):
       if transport is not None:
         transport.abort()  # what it does not read is not kept for it
     finally:
+      overdue.cancel()
       watch.cancel()
       self._end()
 
@@ -160,11 +166,17 @@ class Call(Response):
       raise failed
 
   async def _change(self) -> None:
-    """Waits until something was told; the engine's deadlines bound it."""
+    """Waits until something was told, or nothing will be."""
     await self._changed.wait()
     self._changed.clear()
     if self._is_gone:
       raise ClientGone
+
+  def _give_up(self) -> None:
+    """Nothing was told for longer than the cluster lets a request live."""
+    for choice in self._choices:
+      self._driver.cancel(choice)
+      choice.fail(ApiError(504, 'The request took too long.', 'deadline'))
 
   async def _watch(self, receive: Receive) -> None:
     while (await receive())['type'] != 'http.disconnect':

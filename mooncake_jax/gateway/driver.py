@@ -106,6 +106,11 @@ class Driver:
     self._thread.start()
 
   @property
+  def request_timeout_s(self) -> float:
+    """The cluster's own deadline of a request."""
+    return self.cluster.spec.request_timeout_s
+
+  @property
   def num_open(self) -> int:
     """Requests under way."""
     return len(self._choices)

@@ -23,6 +23,8 @@ class GatewaySpec:
     body_timeout_s: from there to the end of its body.
     write_timeout_s: a client that takes nothing for so long while there is
       something to send is cut off and its request cancelled.
+    overdue_s: how much longer than the cluster's `request_timeout_s` a client
+      waits: that comes first, unless the loop hangs.
     keep_alive_s: how long an idle connection stays open.
     drain_timeout_s: how long requests under way may take once the server is
       asked to stop.
@@ -39,6 +41,7 @@ class GatewaySpec:
   header_timeout_s: float = 10.0
   body_timeout_s: float = 30.0
   write_timeout_s: float = 60.0
+  overdue_s: float = 10.0
   keep_alive_s: float = 30.0
   drain_timeout_s: float = 600.0
   max_told: int = 512
