@@ -8,6 +8,8 @@ of SmolLM2's.
 import json
 from pathlib import Path
 import shutil
+import threading
+import time
 
 import pytest
 
@@ -189,3 +191,22 @@ def test_a_gguf_merge_of_no_tokens_is_named(tmp_path):
   path.write_bytes(whole.replace('Ġ t'.encode(), 'Ġ !'.encode(), 1))
   with pytest.raises(ValueError, match=r"merges has 'Ġ !'"):
     Tokenizer.from_gguf(path)
+
+
+def test_others_go_on_while_a_long_text_becomes_tokens(case):
+  tokenizer, _ = case
+  over, turns = threading.Event(), []
+
+  def turn() -> None:
+    while not over.wait(0.001):
+      turns.append(time.perf_counter())
+
+  thread = threading.Thread(target=turn)
+  thread.start()
+  begun_s = time.perf_counter()
+  tokenizer.encode('word and ' * 50_000)
+  ended_s = time.perf_counter()
+  over.set()
+  thread.join()
+  # Whoever holds the interpreter gives it away once, when it is done.
+  assert sum(begun_s < at < ended_s for at in turns) >= 10

@@ -116,7 +116,11 @@ class Tokenizer:
       add_special_tokens: put in front what the model's tokenizer puts there
         (Llama: bos). False for text from `apply_chat_template`.
     """
-    return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+    # As a batch of one: `encode` would stop all other threads meanwhile.
+    (encoded,) = self._backend.encode_batch_fast(
+      [text], add_special_tokens=add_special_tokens
+    )
+    return encoded.ids
 
   def decode(
     self, ids: Iterable[int], *, skip_special_tokens: bool = True
