@@ -191,14 +191,14 @@ class Gateway:
     came_s = time.perf_counter()  # its text is still to become tokens
     quota = self._quota(request)
     self.driver.check(1)  # before any work
-    raw = await self._bodies.read(request)
     call_id = f'{prefix}-{uuid.uuid4().hex}'
-    made = partial(self._prepared, raw, schema, call_id, quota)
-    if len(raw) > INLINE_BYTES:
-      loop = asyncio.get_running_loop()
-      body, choices, writer = await loop.run_in_executor(self._threads, made)
-    else:
-      body, choices, writer = made()
+    async with self._bodies.read(request) as raw:
+      made = partial(self._prepared, raw, schema, call_id, quota)
+      if len(raw) > INLINE_BYTES:
+        loop = asyncio.get_running_loop()
+        body, choices, writer = await loop.run_in_executor(self._threads, made)
+      else:
+        body, choices, writer = made()
     return Call(
       call_id,
       body,

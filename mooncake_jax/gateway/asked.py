@@ -80,14 +80,15 @@ def prepare(
     raise ApiError(
       400, 'logprobs: a simulation has none', 'unsupported', 'logprobs'
     )
-  prompts = [*_prompts(body, served)]
-  if len(prompts) * body.num_answers > spec.max_choices:
+  # Counted before any becomes tokens: a body may have a million of them.
+  num_prompts = len(_listed(body)) if isinstance(body, CompletionRequest) else 1
+  if num_prompts * body.num_answers > spec.max_choices:
     raise ApiError(
       400, f'n: more than {spec.max_choices} answers', 'too_many_choices', 'n'
     )
   salt = salted(tenant_salt, body.cache_salt)
   choices: list[Choice] = []
-  for prompt in prompts:
+  for prompt in _prompts(body, served):
     choices += _choices(body, prompt, call_id, len(choices), served, spec, salt)
   return choices
 

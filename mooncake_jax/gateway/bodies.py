@@ -2,6 +2,8 @@
 """Reads bodies, so long and so slow as the limits let them be."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
@@ -11,14 +13,15 @@ from mooncake_jax.gateway.limits import GatewaySpec
 
 
 class Bodies:
-  """All bodies that are being read; together they have a limit too."""
+  """All bodies that are read or in use; together they have a limit too."""
 
   def __init__(self, spec: GatewaySpec):
     self._spec = spec
     self._num_bytes = 0
 
-  async def read(self, request: Request) -> bytes:
-    """A request's whole body.
+  @asynccontextmanager
+  async def read(self, request: Request) -> AsyncIterator[bytes]:
+    """A request's whole body, which counts for as long as it is used.
 
     Raises:
       ApiError: 408, 413, 415 or, where others take all room, 429.
@@ -34,13 +37,17 @@ class Bodies:
       raise self._too_long()
     parts: list[bytes] = []
     try:
+      await self._read_in_time(request, parts)
+      yield b''.join(parts)
+    finally:
+      self._num_bytes -= sum(map(len, parts))
+
+  async def _read_in_time(self, request: Request, parts: list[bytes]) -> None:
+    try:
       async with asyncio.timeout(self._spec.body_timeout_s):
         await self._read(request, parts)
     except TimeoutError:
       raise ApiError(408, 'The body took too long.', 'timeout') from None
-    finally:
-      self._num_bytes -= sum(map(len, parts))
-    return b''.join(parts)
 
   async def _read(self, request: Request, parts: list[bytes]) -> None:
     here = 0

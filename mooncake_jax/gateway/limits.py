@@ -12,7 +12,7 @@ class GatewaySpec:
   Attributes:
     model_name: what clients call the model; '' is its folder's name.
     max_body_bytes: of a request.
-    max_bodies_bytes: of all requests that are being read.
+    max_bodies_bytes: of all requests that are being read or made into tokens.
     max_choices: answers that one request may ask for, prompts times `n`.
     max_output_tokens: of one answer; None: as far as the context goes.
     max_open_choices: answers under way, of all requests; more are refused with

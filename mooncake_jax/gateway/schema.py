@@ -23,7 +23,7 @@ INT64 = 2**63
 Text = Annotated[str, Field(max_length=8 << 20)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[float, Field(ge=1, le=1)]
@@ -52,7 +52,11 @@ class Sampled(Strict):
   temperature: Annotated[float, Field(ge=0, le=2)] | None = None
   top_p: Annotated[float, Field(gt=0, le=1)] | None = None
   seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-  stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+  stop: (
+    Stop
+    | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
+    | None
+  ) = None
   stream: bool | None = None
   stream_options: StreamOptions | None = None
   # Of vLLM: top_k of 0 or -1 draws from all tokens.
@@ -60,7 +64,9 @@ class Sampled(Strict):
   min_p: Annotated[float, Field(ge=0, le=1)] | None = None
   ignore_eos: bool | None = None
   min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-  stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+  stop_token_ids: (
+    Annotated[list[Token], Field(max_length=64, fail_fast=True)] | None
+  ) = None
   # Higher ones go before lower ones where admission is 'slo_predictive'.
   priority: Annotated[int, Field(ge=-100, le=100)] | None = None
   # Requests with different salts never share KVCache.
@@ -114,8 +120,8 @@ class CompletionRequest(Sampled):
   prompt: (
     Text
     | Tokens
-    | Annotated[list[Text], Field(min_length=1)]
-    | Annotated[list[Tokens], Field(min_length=1)]
+    | Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
   )
   echo: bool | None = None
   logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -142,7 +148,7 @@ class TextPart(Strict):
 
 class ChatMessage(Strict):
   role: Literal['system', 'developer', 'user', 'assistant']
-  content: Text | Annotated[list[TextPart], Field(min_length=1)]
+  content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
   name: Annotated[str, Field(max_length=256)] | None = None
 
   def plain(self) -> dict[str, Any]:
@@ -160,7 +166,9 @@ class PlainText(Strict):
 class ChatRequest(Sampled):
   """POST /v1/chat/completions."""
 
-  messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+  messages: Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=4096, fail_fast=True)
+  ]
   max_completion_tokens: Count | None = None
   logprobs: bool | None = None
   top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

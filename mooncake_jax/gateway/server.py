@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP server: uvicorn, with deadlines for headers and two signals.
+"""The HTTP server: uvicorn, with deadlines for connections and two signals.
 
 The first signal drains: no new connection or request, those under way go on.
 The second stops: what is under way is cancelled, to the last page.
@@ -7,6 +7,7 @@ The second stops: what is under way is cancelled, to the last page.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import h11
@@ -40,7 +41,7 @@ class Server(uvicorn.Server):
         app,
         host,
         port,
-        http=_protocol(spec.header_timeout_s),
+        http=_protocol(spec),
         ws='none',
         log_level='warning',
         access_log=False,
@@ -76,11 +77,11 @@ class Server(uvicorn.Server):
       await self.lifespan.shutdown()
 
 
-def _protocol(header_timeout_s: float) -> type[H11Protocol]:
-  """uvicorn's, for connections that must begin to ask within a time."""
+def _protocol(spec: GatewaySpec) -> type[H11Protocol]:
+  """uvicorn's, for connections on which something must happen in time."""
 
   class Protocol(H11Protocol):
-    """Ends connections whose headers do not come."""
+    """Ends connections on which nothing comes, or nothing is taken."""
 
     _headers_due: asyncio.TimerHandle | None = None
 
@@ -98,9 +99,16 @@ def _protocol(header_timeout_s: float) -> type[H11Protocol]:
         self._expect()  # the first bytes of another request
 
     def on_response_complete(self) -> None:
-      super().on_response_complete()
-      if self.conn.trailing_data[0] and self._headers_due is None:
+      answered = self.cycle
+      super().on_response_complete()  # begins the next, if that is there
+      if self.conn.their_state is not h11.IDLE:
+        self._cancel()
+      elif self.conn.trailing_data[0] and self._headers_due is None:
         self._expect()
+      if self.cycle is answered and self.conn.their_state is h11.SEND_BODY:
+        self.loop.call_later(spec.body_timeout_s, self._end_body, answered)
+      if left := self.transport.get_write_buffer_size():
+        self._look_later(answered, left)
 
     def connection_lost(self, exc: Exception | None) -> None:
       self._cancel()
@@ -108,12 +116,31 @@ def _protocol(header_timeout_s: float) -> type[H11Protocol]:
 
     def _expect(self) -> None:
       self._headers_due = self.loop.call_later(
-        header_timeout_s, self.transport.abort
+        spec.header_timeout_s, self.transport.abort
       )
 
     def _cancel(self) -> None:
       if self._headers_due is not None:
         self._headers_due.cancel()
         self._headers_due = None
+
+    def _end_body(self, answered: object) -> None:
+      """Of a request that was answered before it had come."""
+      if self.cycle is answered and self.conn.their_state is h11.SEND_BODY:
+        self.transport.abort()
+
+    def _look_later(self, answered: object, left_bytes: int) -> None:
+      again = partial(self._end_stalled, answered, left_bytes)
+      self.loop.call_later(spec.write_timeout_s, again)
+
+    def _end_stalled(self, answered: object, left_bytes: int) -> None:
+      """The end of the last answer lies here, as `left_bytes` did before."""
+      now_bytes = self.transport.get_write_buffer_size()
+      if self.cycle is not answered or not now_bytes:
+        return
+      if now_bytes >= left_bytes:
+        self.transport.abort()
+      else:
+        self._look_later(answered, now_bytes)
 
   return Protocol
