@@ -123,7 +123,8 @@ def test_an_answer_that_nobody_takes_is_not_kept_for_ever():
     asked = b'{"model": "tiny", "prompt": "%s", "echo": true, "n": 40}'
     body = asked % (b'x' * 190_000)
     client.sendall(
-      b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n'
+      b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n'
+      b'Connection: close\r\n'
       b'Content-Type: application/json\r\n'
       b'Content-Length: %d\r\n\r\n' % len(body) + body
     )
