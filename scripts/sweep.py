@@ -5,6 +5,7 @@
     [--mode grid|list|random]
   python scripts/sweep.py configs/sweep/NAME.gin
   python scripts/sweep.py ... --slurm slurm_partition=gpu timeout_min=60
+  python scripts/sweep.py ... --ray [ADDRESS]
 
 Each point is a process of its own with its results in a folder of its own;
 what is done already is not run again. In results/NAME then lie table.csv,
@@ -25,6 +26,7 @@ from scripts.config import load
 from scripts.errors import one_line_errors
 from scripts.gin_source import binds
 from scripts.sweeps import inline
+from scripts.sweeps import on_ray
 from scripts.sweeps import processes
 from scripts.sweeps import slurm
 from scripts.sweeps.grid import Mode
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
   add('--inline', action='store_true', help=here)
   add('--timeout-s', type=float, default=3600.0, help='of one run')
   add('--again', action='store_true', help='also what is done')
+  add('--ray', nargs='?', const='', metavar='ADDRESS', help='none: local')
   add('--slurm', nargs='*', metavar='KEY=VALUE', help='options of submitit')
   return parser
 
@@ -95,6 +98,13 @@ def read_sweep(
 def _runner(args: argparse.Namespace) -> Runner:
   if args.inline:
     return inline.run_points
+  if args.ray is not None:
+    return partial(
+      on_ray.run_points,
+      address=args.ray or None,
+      workers=args.workers,
+      timeout_s=args.timeout_s,
+    )
   if args.slurm is None:
     return partial(
       processes.run_points, workers=args.workers, timeout_s=args.timeout_s

@@ -4,6 +4,7 @@
 import csv
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 import json
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ from scripts import sweep as sweep_script
 from scripts.config import ConfigError
 from scripts.gin_source import ROOT
 from scripts.sweeps import inline
+from scripts.sweeps import on_ray
 from scripts.sweeps import processes
 from scripts.sweeps import slurm
 from scripts.sweeps.grid import parse_axis
@@ -219,6 +221,22 @@ def test_jobs_of_submitit_give_what_processes_give(tmp_path):
   near = run_sweep(wanted, tmp_path / 'near', local())
   assert [row.figures for row in far] == [row.figures for row in near]
   assert [row.reason for row in far] == [row.reason for row in near]
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_tasks_of_ray_give_what_processes_give(tmp_path):
+  if find_spec('ray') is None:
+    pytest.skip('Ray is not installed')
+  there = partial(on_ray.run_points, address=None, workers=2, timeout_s=120.0)
+  wanted = small(scale=[0.3, 0.5])
+  far = run_sweep(wanted, tmp_path / 'far', there)
+  near = run_sweep(wanted, tmp_path / 'near', local())
+  assert [row.figures for row in far] == [row.figures for row in near]
+  assert [row.reason for row in far] == [row.reason for row in near]
+  assert (
+    'completed'
+    in (tmp_path / 'far' / far[1].point.name / 'log.txt').read_text()
+  )
 
 
 def test_runs_in_this_process_give_what_processes_give(tmp_path, capsys):

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextlib import ExitStack
-from contextlib import redirect_stderr
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,11 +39,7 @@ def run_points(
   with ExitStack() as stack:
     shared = SharedDevices(stack, experiments)
     for each in points:
-      folder = out / each.name
-      folder.mkdir(parents=True, exist_ok=True)
-      with (folder / point.LOG).open('w') as log:
-        with redirect_stdout(log), redirect_stderr(log):
-          point.run_into(config, each.bindings, folder, shared.opened)
+      point.run_here(config, each.bindings, out / each.name, shared.opened)
       on_end(each)
 
 

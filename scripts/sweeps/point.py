@@ -8,6 +8,8 @@ that ended: {"status": "done", "figures": {...}} or {"status": "failed",
 """
 
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from contextlib import redirect_stdout
 import json
 import os
 from pathlib import Path
@@ -33,6 +35,16 @@ def run_point(config: str, bindings: Sequence[str], folder: Path) -> None:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     run_into(config, bindings, folder)
+
+
+def run_here(
+  config: str, bindings: Sequence[str], folder: Path, opened: Opened = backends
+) -> None:
+  """As `run_point`, in a process that has other work and output besides."""
+  folder.mkdir(parents=True, exist_ok=True)
+  with (folder / LOG).open('w') as log:
+    with redirect_stdout(log), redirect_stderr(log):
+      run_into(config, bindings, folder, opened)
 
 
 def run_into(
