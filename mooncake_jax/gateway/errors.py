@@ -94,7 +94,7 @@ def too_many(
 ) -> ApiError:
   """A 429; without `Retry-After` where asking again never helps."""
   headers = {}
-  if retry_after_s is not None:
+  if retry_after_s is not None and math.isfinite(retry_after_s):
     headers['retry-after'] = str(max(1, math.ceil(retry_after_s)))
     headers['retry-after-ms'] = str(max(1, math.ceil(retry_after_s * 1e3)))
   for name, seconds in (predicted or {}).items():
