@@ -4,6 +4,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 import json
+import math
 import socket
 import time
 
@@ -18,10 +19,12 @@ from gateway_pieces import TINY
 from lifecycle import COSTS
 from lifecycle import SPEC
 from mooncake_jax.conductor.spec import ConductorSpec
+from mooncake_jax.gateway.errors import rejected
 from mooncake_jax.gateway.tenants import from_file
 from mooncake_jax.gateway.tenants import from_text
 from mooncake_jax.gateway.tenants import Tenant
 from mooncake_jax.gateway.tenants import Tenants
+from mooncake_jax.request import Rejection
 from mooncake_jax.slo import SLO
 
 ALICE, BOB, OP = (
@@ -162,6 +165,13 @@ def test_a_late_rejection_is_a_429_too(stream):
     status, headers, body = server.post(COMPLETIONS, asked)
   assert status == 429 and headers['retry-after']
   assert body['error']['code'] == 'overloaded_late_tbt'
+
+
+@pytest.mark.parametrize('after_s', [None, math.inf])
+def test_what_never_helps_is_not_advised(after_s):
+  refused = rejected(Rejection('r', 'ttft', math.inf, 0.1, after_s))
+  assert 'retry-after' not in refused.headers
+  assert json.loads(refused.body)['error']['predicted_ttft_s'] is None
 
 
 def test_more_than_the_server_bears_is_refused():
