@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes README.md's table of runs from the heads of configs/run/*.gin.
+"""Writes docs/runs.md's table from the heads of configs/run/*.gin.
 
-python scripts/readme.py
+python scripts/runs_page.py
 """
 
 from pathlib import Path
@@ -10,13 +10,13 @@ import sys
 
 from scripts.gin_source import ROOT
 
-README = ROOT / 'README.md'
-BEGIN, END = '<!-- runs: scripts/readme.py -->\n', '<!-- end of runs -->'
+PAGE = ROOT / 'docs/runs.md'
+BEGIN, END = '<!-- runs: scripts/runs_page.py -->\n', '<!-- end of runs -->'
 KEYS = ('Took', 'Gave', 'Paper')
 
 
 def main() -> int:
-  README.write_text(with_table(README.read_text()))
+  PAGE.write_text(with_table(PAGE.read_text()))
   return 0
 
 
