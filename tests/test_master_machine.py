@@ -387,6 +387,7 @@ class MasterMachine(stateful.RuleBasedStateMachine):
     for replica, held in model.live.items():
       valid = master.lease_valid(replica.key, replica, model.now)
       assert valid == (not held.open and model.leased(replica.key))
+      assert master.num_valid([replica, replica], model.now) == 2 * valid
     for wanting in master.under_replicated(model.now, min_heat=0):
       assert len(model.readable(wanting.key)) == wanting.num_replicas
       assert wanting.num_replicas < wanting.num_wanted

@@ -121,6 +121,8 @@ class StoreClient:
     whose bytes failed though the Master vouches for them is bad: it is
     forgotten, and is in the second answer.
     """
+    if completion.status == 'completed':
+      return self.master.num_valid(held, now_s), ()
     count, bad = 0, []
     for i, (replica, whole) in enumerate(
       zip(held, self._whole(held, completion))

@@ -122,6 +122,8 @@ class Gets(Ledger):
     """
     self._counts.calls['get'] += 1
     blocks, until_s, found = self._blocks, now_s + self.lease_s, 0
+    epoch = int(now_s / self.heat_half_life_s)
+    last_s, shift = None, 0
     for key in keys:
       block = blocks.get(key)
       copy = None if block is None else block.first
@@ -130,8 +132,12 @@ class Gets(Ledger):
       if block is None or copy is None:
         self._counts.misses += 1
         break
-      block.heat = self._heat(block, now_s) + 1
-      if block.lease_until_s < until_s:
+      was_s = block.lease_until_s
+      if was_s != last_s:
+        last_s = was_s
+        shift = max(0, epoch - self._epoch_of(was_s))
+      block.heat = (block.heat >> shift) + 1
+      if was_s < until_s:
         block.lease_until_s = until_s
       found += 1
     return found
@@ -168,6 +174,21 @@ class Gets(Ledger):
       return False
     assert copy.block is not None
     return copy.block.lease_until_s >= now_s
+
+  def num_valid(self, replicas: Iterable[Replica], now_s: float) -> int:
+    """Leading ones of which `lease_valid` holds."""
+    blocks, count = self._blocks, 0
+    for replica in replicas:
+      block = blocks.get(replica.key)
+      if block is None or block.lease_until_s < now_s:
+        break
+      copy, replica_id = block.first, replica.replica_id
+      while copy is not None and copy.replica_id != replica_id:
+        copy = copy.next
+      if copy is None or copy.state == OPEN:
+        break
+      count += 1
+    return count
 
   def touch(self, keys: Iterable[BlockKey], segment: str) -> None:
     """Marks a chain as just used in `segment`: tails go before heads.
