@@ -23,6 +23,7 @@ import sys
 
 from mooncake_jax.metrics.goodput import Goodput
 from mooncake_jax.metrics.goodput import goodput
+from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.metrics.summary import Summary
 from mooncake_jax.request import Request
 from scripts.config import load
@@ -89,6 +90,7 @@ def search(
   on_run: Callable[[float, Summary], None] = lambda rate, summary: None,
   start_scale: float = 1.0,
   step: float = 2.0,
+  warmup: int = 0,
 ) -> Capacity:
   """Bisects the rate of a simulated experiment, see `metrics.goodput`.
 
@@ -98,6 +100,7 @@ def search(
     on_run: is told every rate and what it gave.
     start_scale: the first rate, of the native one.
     step: see `metrics.goodput`.
+    warmup: so many of the first requests fill caches and do not count.
 
   Raises:
     ValueError: it runs on devices, or all requests arrive at once.
@@ -117,8 +120,11 @@ def search(
       outcome = serve_once(
         experiment, config, replace(prepared, requests=faster), make_backend()
       )
-    on_run(rate, outcome.summary)
-    return outcome.summary.effective_request_capacity
+    summary = outcome.summary
+    if warmup:
+      summary = summarize(outcome.records[warmup:], experiment.slo)
+    on_run(rate, summary)
+    return summary.effective_request_capacity
 
   found = goodput(
     run_at_rate,

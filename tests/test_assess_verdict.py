@@ -85,6 +85,18 @@ def test_hits_without_a_gain_are_named():
   assert not any(r.startswith('Hits without a gain') for r in found.reasons)
 
 
+def test_refusing_does_not_decide_but_is_told():
+  systems = [
+    system('coupled', 1, 1, 1),
+    system('apart', 2, 2, 2),
+    system('store', 2, 2, 2, hit_rate=0.4),
+    replace(system('store', 9, hit_rate=0.4), name='strict', refuses=True),
+  ]
+  found = verdict(systems, REUSED, EVEN)
+  assert found.answer == 'apart_only'
+  assert any(r.startswith('strict would serve +350%') for r in found.reasons)
+
+
 def test_the_formula_is_the_papers():
   # FAST'25 section 2.3's b of 22; here it is counted: 25.5 (gate, up, down).
   d, p = 8192, 1024

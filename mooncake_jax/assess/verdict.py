@@ -61,6 +61,9 @@ class System:
       more than that one.
     share: of requests that keep both limits at the workload's own rate.
     hit_rate: at that rate; None if unknown.
+    refuses: whether it lets requests go that it could not serve in time. The
+      verdict is between systems that serve everybody: refusing the tenth that
+      need not be served would pay for any of them.
   """
 
   name: str
@@ -70,6 +73,7 @@ class System:
   hit_rate: float | None
   ttft_p90_s: float | None
   tbt_p90_s: float | None
+  refuses: bool = False
 
   @property
   def rate(self) -> float:
@@ -93,12 +97,12 @@ class Verdict:
 
 
 def best(systems: Sequence[System], family: Family) -> System:
-  """The one of the family with the highest goodput.
+  """The one of the family that serves everybody with the highest goodput.
 
   Raises:
     ValueError: there is none.
   """
-  found = [system for system in systems if system.family == family]
+  found = [s for s in systems if s.family == family and not s.refuses]
   if not found:
     raise ValueError(f'verdict: no system of {family=}')
   return max(found, key=lambda system: system.rate)
@@ -133,6 +137,7 @@ def verdict(
   answer = _answer(gains, reuse, least_gain)
   reasons = [
     *_goodputs((coupled, apart, store), gains),
+    *_about_refusing(systems, store),
     *_about_reuse(reuse, even),
     *_hits_without_gain(systems, least_gain),
   ]
@@ -181,6 +186,15 @@ def _shown(system: System) -> str:
   if not each.high:
     return 'no rate that was tried keeps the limits'
   return f'{each.value:.3g} requests/s ({each.low:.3g} to {each.high:.3g})'
+
+
+def _about_refusing(systems: Sequence[System], store: System) -> list[str]:
+  return [
+    f'{system.name} would serve {_percent(_ratio(system.rate, store.rate))} '
+    'on top, by refusing whom it would serve too late.'
+    for system in systems
+    if system.refuses and system.rate > store.rate
+  ]
 
 
 def _about_reuse(reuse: Reuse | None, even: BreakEven) -> list[str]:

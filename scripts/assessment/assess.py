@@ -202,6 +202,9 @@ def _doubts(
       f'Simulated are {of.num_requests:,} of {num_requests:,} requests, the '
       f'busiest {of.duration_s / 60:.1f} minutes; faster rates squeeze these.'
     )
+  found.append(
+    f'The first {assessment.warmup:.0%} of them fill caches and do not count.'
+  )
   if reuse and of.hit_rate is not None and reuse.hit_rate > of.hit_rate + 0.01:
     found.append(
       f'Caches are empty when that part begins: it could reuse '

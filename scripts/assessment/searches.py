@@ -14,6 +14,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
+from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.metrics.summary import Summary
 from scripts.capacity import at_rate
 from scripts.capacity import requests_per_s
@@ -36,6 +37,7 @@ class Job:
     searches: else it is run there once.
     near: whether the goodput is expected about there.
     most_scale: the fastest rate that is tried.
+    warmup: so many of the first requests do not count.
   """
 
   experiment: Experiment
@@ -45,6 +47,7 @@ class Job:
   searches: bool = True
   near: bool = False
   most_scale: float = 64.0
+  warmup: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def run_job(job: Job) -> Found:
     summaries.__setitem__,
     min(job.start_scale, job.most_scale),
     step=NEAR if job.near else 2.0,
+    warmup=job.warmup,
   )
   first = next(iter(summaries.values()))
   rate = capacity.found.requests_per_s
@@ -120,5 +124,6 @@ def _run_once(job: Job) -> Found:
   rate = requests_per_s(prepared.requests) * job.start_scale
   faster = replace(prepared, requests=at_rate(prepared.requests, rate))
   with backends(experiment, config) as make_backend:
-    summary = serve_once(experiment, config, faster, make_backend()).summary
+    records = serve_once(experiment, config, faster, make_backend()).records
+  summary = summarize(records[job.warmup :], experiment.slo)
   return Found(rate, job.start_scale, summary, summary)

@@ -27,6 +27,7 @@ class Assessment:
       own rate takes about `utilisation` of them.
     utilisation: see nodes.
     num_requests: at most so many are simulated, the busiest of the trace.
+    warmup: share of these, the first ones, that fill caches and do not count.
     least_s: faster rates, at which the part would be shorter, are not tried.
     target: share of requests that must keep both limits.
     tolerance: of goodputs.
@@ -49,6 +50,7 @@ class Assessment:
   nodes: int | None = None
   utilisation: float = 0.7
   num_requests: int = 1000
+  warmup: float = 0.3
   least_s: float = 40.0
   target: float = 0.9
   tolerance: float = 0.05
@@ -72,6 +74,8 @@ class Assessment:
       'least_s',
     ):
       check_positive(f'Assessment.{name}', getattr(self, name))
+    if not 0 <= self.warmup < 1:
+      raise ValueError(f'Assessment.warmup={self.warmup} must be in [0, 1)')
     for name in ('cost_error', 'noise', 'simulator_error'):
       check_positive(f'Assessment.{name}', getattr(self, name), zero=True)
     if self.nodes is not None and self.nodes < 2:

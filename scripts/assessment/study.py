@@ -25,6 +25,7 @@ from scripts.assessment.searches import Pool
 from scripts.assessment.spec import Assessment
 from scripts.experiment import Experiment
 from scripts.workloads import Rows
+from scripts.workloads import TraceWorkload
 
 DRAM = (0.05, 0.2, 0.5, 1.0)
 BANDWIDTH = (0.05, 0.1, 0.25, 1.0)
@@ -44,6 +45,11 @@ class Study:
   ):
     """`assessment` is of the part, `whole` the trace that it is of."""
     self._assessment, self._nodes = assessment, nodes
+    workload = assessment.experiment.workload
+    assert isinstance(workload, TraceWorkload) and isinstance(
+      workload.rows, Rows
+    )
+    self._warmup = int(assessment.warmup * len(workload.rows.rows))
     # The part must last: a burst shorter than an answer shows no limit.
     self.most_scale = max(1.0, duration_s / assessment.least_s)
     self._whole, self._pool = whole, pool
@@ -138,7 +144,8 @@ class Study:
     jobs = {}
     for family in ('coupled', 'apart', 'store'):
       best = max(
-        (s for s in self.systems if s.family == family), key=lambda s: s.rate
+        (s for s in self.systems if s.family == family and not s.refuses),
+        key=lambda s: s.rate,
       )
       start = self._scales[best.name] or 1.0
       for case, experiment in self._otherwise(best.name).items():
@@ -194,6 +201,7 @@ class Study:
       searches,
       near,
       self.most_scale,
+      self._warmup,
     )
 
   def _once(self, experiment: Experiment, start: float) -> Job:
@@ -214,6 +222,8 @@ class Study:
         first.hit_rate,
         first.ttft_s['p90'],
         first.tbt_tail_s['p90'],
+        refuses=experiment.conductor.admission != 'none'
+        and experiment.vllm is None,
       )
     )
 
