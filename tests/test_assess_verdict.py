@@ -64,6 +64,8 @@ def test_goodputs_decide(coupled, apart, store, reuse, wanted):
   found = answer(coupled, apart, store, reuse)
   assert found.answer == wanted
   assert found.reasons and found.sentence
+  if reuse is None:
+    assert found.reasons[0].endswith('without reuse, would be a gain.')
 
 
 @given(*[st.lists(st.floats(0, 9), min_size=3, max_size=3) for _ in range(3)])

@@ -136,6 +136,7 @@ def verdict(
   }
   answer = _answer(gains, reuse, least_gain)
   reasons = [
+    *([] if reuse else [_known(gains['apart over coupled'], least_gain)]),
     *_goodputs((coupled, apart, store), gains),
     *_about_refusing(systems, store),
     *_about_reuse(reuse, even),
@@ -186,6 +187,14 @@ def _shown(system: System) -> str:
   if not each.high:
     return 'no rate that was tried keeps the limits'
   return f'{each.value:.3g} requests/s ({each.low:.3g} to {each.high:.3g})'
+
+
+def _known(apart: Interval, least: float) -> str:
+  """What a trace of lengths alone does tell."""
+  says = 'would be a gain' if apart.low > least else 'may be a gain or not'
+  if apart.high < least:
+    says = 'would be no gain'
+  return f'What it does tell: prefill and decode apart, without reuse, {says}.'
 
 
 def _about_refusing(systems: Sequence[System], store: System) -> list[str]:
