@@ -173,6 +173,21 @@ def test_a_wire_that_leads_nowhere_fails_at_once(movers):
     )
 
 
+def test_a_wire_that_was_led_elsewhere_opens_anew(movers):
+  """Nothing was under way, so nothing fails."""
+  with ends(movers) as (wire, arrivals, landing):
+    got = Got(arrivals, 1)
+    send(wire, 1, part(seed=0))
+    wire.lead_to(landing.address)
+    send(wire, 1, part(seed=1))
+    wire.lead_to(None)
+    with pytest.raises(OSError, match='b is not there'):
+      send(wire, 1, part())
+    wire.lead_to(landing.address)
+    send(wire, 1, part(seed=2))
+    assert len(got.parts) == 3
+
+
 def test_a_receiver_that_stalls_is_given_up_within_the_limit(movers):
   """Room for nothing: the part waits there for what never leaves."""
   size = part().num_bytes

@@ -93,6 +93,11 @@ class Channel:
     except (OSError, ValueError):
       return True
 
+  @property
+  def is_closed(self) -> bool:
+    """Whether it was closed here."""
+    return self._sock.fileno() < 0
+
   def close(self) -> None:
     """Ends the connection; who waits at it learns so."""
     try:

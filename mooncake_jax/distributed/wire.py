@@ -130,11 +130,13 @@ class Wire:
       return line.channel.receive()
 
   def _line(self) -> '_Line':
-    """The calling thread's own, opened if it has none."""
+    """The calling thread's own, opened if it has none that leads there."""
+    thread = threading.get_ident()
     with self._lock:
-      line, address = self._lines.get(threading.get_ident()), self._address
-    if line is not None:
+      line, address = self._lines.get(thread), self._address
+    if line is not None and not line.channel.is_closed:
       return line
+    self._hang_up(thread)
     if address is None:
       raise ConnectionRefusedError(f'{self._to} is not there')
     channel = Channel.to(address, self._spec.stall_s)
@@ -145,7 +147,9 @@ class Wire:
       raise
     line = _Line(channel, self._mover.outlet())
     with self._lock:
-      self._lines[threading.get_ident()] = line
+      self._lines[thread] = line
+      if self._address != address:  # it was led elsewhere meanwhile
+        channel.close()
     return line
 
   def _greeted(self, channel: Channel) -> None:
