@@ -11,12 +11,21 @@ import pytest
 from starlette.requests import Request
 
 from gateway_pieces import running
+from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.gateway.asked import prepare
 from mooncake_jax.gateway.asked import Served
 from mooncake_jax.gateway.bodies import Bodies
+from mooncake_jax.gateway.choice import Choice
 from mooncake_jax.gateway.errors import ApiError
 from mooncake_jax.gateway.limits import GatewaySpec
 from mooncake_jax.gateway.schema import CompletionRequest
+from mooncake_jax.gateway.tenants import Tenant
+from mooncake_jax.gateway.tenants import Tenants
+from mooncake_jax.gateway.text_stream import TextStream
+from mooncake_jax.request import Request as Asked
+from mooncake_jax.request import RowTokens
+from mooncake_jax.request import TokenSegment
+from mooncake_jax.slo import SLO
 from mooncake_jax.workload.words import WordCodec
 from tiny_experiment import tiny
 
@@ -135,3 +144,36 @@ def test_an_answer_that_nobody_takes_is_not_kept_for_ever():
       time.sleep(0.05)
     assert not state.connections
     client.close()
+
+
+def test_tokens_after_an_answers_end_are_not_counted():
+  """The engine goes on until it hears of the end; others are answered yet."""
+  request = Asked('r', 0.0, 4, 9, (), None)
+  text = TextStream(WordCodec(20).decode)
+  choice = Choice(0, request, text, frozenset([9]), min_tokens=1)
+
+  def emit(*tokens: int) -> None:
+    segment = TokenSegment(0.0, 0.0, len(tokens))
+    choice.hear(RowTokens('r', 0, segment, tokens, ()))
+
+  emit(5, 9, 7)
+  piece = choice.take()
+  assert piece and (piece.tokens, piece.finish_reason) == ([5], 'stop')
+  emit(6, 8)
+  assert choice.num_tokens == 2 and choice.take() is None
+
+
+def test_what_was_refused_costs_a_tenant_nothing():
+  key = 'k' * 16
+  tenants = Tenants([(key, Tenant('one', 'one', tokens_per_minute=40))])
+  never = tiny(
+    backend='virtual',
+    gateway=SPECS,
+    conductor=ConductorSpec(admission='early_rejection'),
+    slo=SLO(ttft_s=1e-9, tbt_s=5.0),
+  )
+  with running(never, tenants) as server:
+    asked = {'model': 'tiny', 'prompt': 'a b c d e f g h', 'max_tokens': 2}
+    for _ in range(10):
+      status, _, body = server.post('/v1/completions', asked, key)
+      assert (status, body['error']['code']) == (429, 'overloaded_ttft')

@@ -221,7 +221,9 @@ class Call(Response):
         self._driver.cancel(choice)
       choice.on_change = lambda: None
     used = sum(
-      c.request.num_prompt_tokens + c.num_tokens for c in self._choices
+      c.request.num_prompt_tokens + c.num_tokens
+      for c in self._choices
+      if not c.was_refused
     )
     self._quota.close(len(self._choices), self._most_tokens - used)
 

@@ -94,6 +94,11 @@ class Choice:
     return self.finish_reason is not None or self.failure is not None
 
   @property
+  def was_refused(self) -> bool:
+    """Whether the Conductor said no before anything was computed."""
+    return self._rejection is not None and not self.has_begun
+
+  @property
   def has_begun(self) -> bool:
     return self.num_tokens > 0
 
@@ -156,6 +161,8 @@ class Choice:
 
   def _emitted(self, row: RowTokens) -> None:
     """Keeps new tokens, less those that an earlier try had emitted."""
+    if self.is_over:
+      return  # the engine has yet to hear of its end
     if row.attempt != self._attempt:
       self._attempt, self._num_emitted = row.attempt, 0
     count = row.segment.count
