@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 from scripts.gin_source import ROOT
 
-START_S = 120.0
+START_S = 300.0
 STOP_S = 60.0
 
 
