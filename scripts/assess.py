@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 import sys
 
+from mooncake_jax.metrics.finite import finite
 from mooncake_jax.report.assessment import assessment_page
 from mooncake_jax.report.assessment import told
 from mooncake_jax.report.environment import environment
@@ -40,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     out = args.out or Path('results/assess') / Path(trace).stem
     out.mkdir(parents=True, exist_ok=True)
     about = environment([], None, started)
-    text = json.dumps({**asdict(found), 'environment': about}, indent=2)
+    made = finite({**asdict(found), 'environment': about})
+    text = json.dumps(made, indent=2, allow_nan=False)
     (out / 'assessment.json').write_text(text + '\n')
     (out / 'operative_config.gin').write_text(operative)
     (out / 'report.html').write_text(assessment_page(found, operative, about))

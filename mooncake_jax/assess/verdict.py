@@ -17,7 +17,9 @@ from mooncake_jax.assess.break_even import BreakEven
 from mooncake_jax.assess.reuse import Reuse
 
 Family = Literal['coupled', 'apart', 'store']
-Answer = Literal['adopt', 'store_only', 'apart_only', 'no', 'unknown', 'open']
+Answer = Literal[
+  'adopt', 'store_only', 'apart_only', 'no', 'unknown', 'open', 'none'
+]
 PREDICTED = 'as predicted'
 LITTLE = 0.05  # a hit rate that no store could make a difference with
 
@@ -38,6 +40,9 @@ SENTENCES: dict[Answer, str] = {
   ),
   'open': (
     'Not decided: the difference is within the error of the prediction.'
+  ),
+  'none': (
+    'None of them: no system that was tried keeps these limits at any rate.'
   ),
 }
 
@@ -135,6 +140,8 @@ def verdict(
     'store over coupled': gain(store, coupled),
   }
   answer = _answer(gains, reuse, least_gain)
+  if not any(system.goodput.high for system in (coupled, apart, store)):
+    answer = 'none'
   reasons = [
     *([] if reuse else [_known(gains['apart over coupled'], least_gain)]),
     *_goodputs((coupled, apart, store), gains),

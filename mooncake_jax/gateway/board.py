@@ -11,9 +11,9 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.gateway import status
 from mooncake_jax.gateway.driver import Driver
 from mooncake_jax.gateway.tenants import Quota
-from mooncake_jax.gateway.watching import finite
 from mooncake_jax.gateway.watching import Recent
 from mooncake_jax.gateway.watching import Seen
+from mooncake_jax.metrics.finite import finite
 from mooncake_jax.metrics.table import flat
 from mooncake_jax.metrics.table import number
 

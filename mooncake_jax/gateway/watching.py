@@ -4,7 +4,6 @@
 from collections import OrderedDict
 from dataclasses import asdict
 from dataclasses import dataclass
-import math
 from typing import Any
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from mooncake_jax.backend import LinkUse
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.gateway.choice import Choice
 from mooncake_jax.gateway.status import life
+from mooncake_jax.metrics.finite import finite
 from mooncake_jax.request import Placement
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import Decision
@@ -156,14 +156,3 @@ def explained(seen: Seen) -> dict[str, Any]:
     found['first_token_s'] = record.first_token_s
     found['reused_tokens'] = record.reused_tokens
   return finite(found)
-
-
-def finite(value: Any) -> Any:
-  """JSON knows no infinity."""
-  if isinstance(value, float):
-    return value if math.isfinite(value) else None
-  if isinstance(value, dict):
-    return {key: finite(each) for key, each in value.items()}
-  if isinstance(value, list | tuple):
-    return [finite(each) for each in value]
-  return value
