@@ -67,6 +67,11 @@ class Channel:
       raise ValueError('a message that is no JSON object')
     return message
 
+  def has_news(self, patience_s: float) -> bool:
+    """Waits for something to receive, or the end, at most so long."""
+    readable, _, _ = select.select([self._sock], [], [], patience_s)
+    return bool(readable)
+
   def fill(self, pieces: Sequence[memoryview]) -> None:
     """Receives bytes into memory; OSError if they don't come."""
     for piece in pieces:
@@ -88,8 +93,7 @@ class Channel:
   def is_gone(self) -> bool:
     """Whether the other end has closed; only while it has nothing to say."""
     try:
-      readable, _, _ = select.select([self._sock], [], [], 0.0)
-      return bool(readable) and not self._sock.recv(1, socket.MSG_PEEK)
+      return self.has_news(0.0) and not self._sock.recv(1, socket.MSG_PEEK)
     except (OSError, ValueError):
       return True
 

@@ -291,6 +291,8 @@ def join_ray(spec: RaySpec, num_workers: int) -> bool:
     return True
   check_token()
   os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+  # Ray would have its workers yield to all else on the machine (nice 15).
+  os.environ.setdefault('RAY_worker_niceness', '0')
   with warnings.catch_warnings():
     # It forks to run its own programs at once, which threads don't mind.
     warnings.simplefilter('ignore', RuntimeWarning)

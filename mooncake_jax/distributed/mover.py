@@ -5,6 +5,7 @@ The message that offers a part goes over a `Channel` in any case; a mover
 brings the bytes, over the same socket or past it.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -39,6 +40,11 @@ class Outlet(Protocol):
     self, arrays: Sequence[np.ndarray]
   ) -> AbstractContextManager[Offer]:
     """Keeps the arrays' bytes where they can be fetched, for the context."""
+    ...
+
+  @property
+  def help(self) -> Callable[[], None] | None:
+    """To be called again and again while they are; None: no need."""
     ...
 
   def close(self) -> None: ...

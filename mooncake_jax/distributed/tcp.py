@@ -33,6 +33,8 @@ class TcpMover:
 
 
 class _TcpOutlet:
+  help = None
+
   def offer(
     self, arrays: Sequence[np.ndarray]
   ) -> AbstractContextManager[Offer]:

@@ -5,9 +5,11 @@ What is stored here arrives there under the number that the replica has. A
 store returns when the other side has the bytes, checked.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from dataclasses import dataclass
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -127,7 +129,19 @@ class Wire:
         'note': offer.note,
       }
       line.channel.send(message, offer.payload)
+      if line.outlet.help is not None:
+        self._help(line, line.outlet.help)
       return line.channel.receive()
+
+  def _help(self, line: '_Line', help_on: Callable[[], None]) -> None:
+    """Until there is an answer; TimeoutError if none comes."""
+    begun_s = time.perf_counter()
+    while (waited_s := time.perf_counter() - begun_s) < self._spec.stall_s:
+      help_on()
+      # Who waits longer looks less often, and spares a core.
+      if line.channel.has_news(min(max(waited_s / 4, 5e-5), 1e-3)):
+        return
+    raise TimeoutError(f'{self._to} did not answer')
 
   def _line(self) -> '_Line':
     """The calling thread's own, opened if it has none that leads there."""

@@ -117,8 +117,9 @@ def _serve(cluster: Cluster, number: int, vocab_size: int) -> Life:
   while not cluster.idle:
     for event in cluster.step(None):
       if isinstance(event, TokensEmitted):
-        tokens += event.tokens
-        times_s += [event.segment.first_s, event.segment.last_s]
+        tokens += event.emitted.tokens
+        segment = event.emitted.segment
+        times_s += [segment.first_s, segment.last_s]
       elif isinstance(event, PrefillDone):
         done_s = event.time_s
       elif isinstance(event, KVArrived):

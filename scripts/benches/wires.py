@@ -233,9 +233,17 @@ def _lie(size: int) -> None:
   some = blocks(size)
   for block in some:
     made.register(block)
+  threading.Thread(target=_progress, args=(made,), daemon=True).start()
   for _ in sys.stdin:
     agent = made.agent.get_agent_metadata().hex()
     _tell({'agent': agent, 'places': [b.ctypes.data for b in some]})
+
+
+def _progress(mover: NixlMover) -> None:
+  """Lets others connect."""
+  while True:
+    mover.progress()
+    time.sleep(1e-3)
 
 
 def _tell(answer: dict[str, Any]) -> None:
@@ -254,7 +262,6 @@ def main(what: str, *arguments: str) -> None:
   else:
     mover: MoverName = 'nixl' if arguments[0] == 'nixl' else 'tcp'
     _send(mover, int(arguments[1]), (arguments[2], int(arguments[3])))
-  os._exit(0)  # NIXL's own teardown does not always come through
 
 
 if __name__ == '__main__':
