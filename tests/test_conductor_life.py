@@ -253,19 +253,6 @@ def test_bad_telemetry_costs_time_and_loses_nobody(telemetry):
   assert means[1] < 3 * means[0]
 
 
-def test_a_straggler_is_found_out_and_avoided():
-  """Predictions of its prefill grow to what it takes."""
-  spec = replace(SPEC, prefill_instances=1)
-  slow = replace(COSTS, prefill_s_per_token=4e-4)
-  conductor = make_conductor(spec, correct=True)
-  requests = [ask(f'r{i}', 80, 2, 0.2 * i) for i in range(60)]
-  records, _ = serve(requests, conductor, simulated(spec, slow))
-  first, last = records[0], records[-1]
-  assert first.predicted_ttft_s is not None and first.ttft_s is not None
-  assert first.predicted_ttft_s < 0.6 * first.ttft_s
-  assert last.predicted_ttft_s == pytest.approx(last.ttft_s, rel=0.15)
-
-
 @pytest.mark.parametrize('chunking', ['fixed', 'dynamic', 'auto'])
 @pytest.mark.parametrize('stages', [1, 3])
 def test_an_oracle_predicts_a_lone_request_exactly(stages, chunking):

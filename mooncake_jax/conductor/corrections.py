@@ -51,6 +51,29 @@ class Correction:
     self._log_I[i], self.factor_I[i] = log, math.exp(log)
 
 
+class Settling(Correction):
+  """Takes the mean of the first errors, then follows the middle slowly.
+
+  For what is multiplied by whole queues: it must be right soon, and may not
+  waver with each prompt.
+  """
+
+  LEAST = 0.02
+
+  def __init__(self, enabled: bool):
+    super().__init__(enabled, 1.0, 1.0)
+    self._seen: dict[int, int] = {}
+
+  def join(self, i: int) -> None:
+    super().join(i)
+    self._seen[i] = 1  # the cost model counts as one
+
+  def observe(self, i: int, model_s: float, observed_s: float) -> None:
+    self._seen[i] += 1
+    self._up = self._down = max(1 / self._seen[i], self.LEAST)
+    super().observe(i, model_s, observed_s)
+
+
 class Odds:
   """How far a prediction is off, of all instances at once.
 
@@ -94,7 +117,7 @@ class Odds:
 
 
 class WorkCorrection:
-  """Seconds that prefills took over those planned, of all instances at once.
+  """Seconds that prefills took over those expected, of all instances at once.
 
   A ratio of sums, so that it holds for a whole queue: where prefixes are
   evicted while requests wait for them, a few take many times what was planned.

@@ -126,13 +126,14 @@ def _learn_prefill(view: View, placed: Placed, event: PrefillDone) -> None:
   """Compute as planned tells of the instance's speed; any, of its queue's."""
   at, request = placed.placement, placed.request
   i, taken_s = view.prefill.row[at.prefill], event.time_s - event.started_s
-  view.queue_error.observe(at.prefill_s, taken_s)
+  model_s = at.prefill_s / placed.prefill_factor
+  view.queue_error.observe(model_s * view.pace_error.factor_I.item(i), taken_s)
   planned = request.num_prompt_tokens - (
     at.reused_blocks * view.layout.block_size_tokens
   )
   if event.computed_tokens == planned:
-    model_s = at.prefill_s / placed.prefill_factor
     view.prefill_error.observe(i, model_s, taken_s)
+    view.pace_error.observe(i, model_s, taken_s)
 
 
 def _learn_step(

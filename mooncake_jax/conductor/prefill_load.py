@@ -3,9 +3,10 @@
 
 A queue is the predicted seconds of each request placed there and not yet
 prefilled; the first of them has run since the one before it ended, or since
-its prefix was there. A link is free once all that was planned on it has moved.
-Arrays have one number an instance (suffix I), in the order of `names`, so that
-a placement looks at all of them at once.
+its prefix was there. What is learnt of an instance's pace holds for all that
+wait there, whenever they came. A link is free once all that was planned on it
+has moved. Arrays have one number an instance (suffix I), in the order of
+`names`, so that a placement looks at all of them at once.
 """
 
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mooncake_jax.conductor.arrays import ZERO
+from mooncake_jax.conductor.corrections import Correction
 from mooncake_jax.conductor.work_costs import PREFIX_LINKS
 from mooncake_jax.conductor.work_costs import WorkCosts
 from mooncake_jax.costs.model import Link
@@ -49,7 +51,17 @@ class LinkWaits(dict[Link, np.ndarray]):
 class PrefillLoads:
   """Queues and links of all prefill instances."""
 
-  def __init__(self, instances: Iterable[tuple[str, WorkCosts]] = ()):
+  def __init__(
+    self,
+    pace: Correction,
+    instances: Iterable[tuple[str, WorkCosts]] = (),
+  ):
+    """Without instances, or with these.
+
+    Args:
+      pace: factors on the cost model's seconds of whoever is queued.
+    """
+    self.pace = pace
     self.names: list[str] = []
     self.row: dict[str, int] = {}
     self.work: list[WorkCosts] = []
@@ -67,6 +79,7 @@ class PrefillLoads:
 
   def join(self, name: str, work: WorkCosts) -> None:
     """An idle instance; one that was here before takes requests again."""
+    self.pace.join(self.row.get(name, len(self.names)))
     if name in self.row:
       i = self.row[name]
       self.work[i] = work
@@ -99,6 +112,7 @@ class PrefillLoads:
     """Queues a request that occupies the instance for `seconds`.
 
     Args:
+      seconds: as the cost model says.
       ready_s: when its prefix will be there; it does not start before.
     """
     i = self.row[name]
@@ -135,7 +149,7 @@ class PrefillLoads:
     """EstimatePrefillQueueTime: what stands before a new request, [I]."""
     queue_s_I = self._head_end_s_I - now_s
     np.maximum(queue_s_I, ZERO, out=queue_s_I)
-    queue_s_I += self._waiting_s_I
+    queue_s_I += self._waiting_s_I * self.pace.factor_I
     return queue_s_I
 
   def link_wait_s_I(self, link: Link, now_s: float) -> np.ndarray:
@@ -179,8 +193,9 @@ class PrefillLoads:
     since_s = max(now_s, head.ready_s)
     end_s, overdue_s = -math.inf, math.inf
     if head.seconds > 0:
-      end_s = since_s + head.seconds
-      overdue_s = since_s + OVERDUE * head.seconds + OVERDUE_S
+      taken_s = head.seconds * self.pace.factor_I.item(i)
+      end_s = since_s + taken_s
+      overdue_s = since_s + OVERDUE * taken_s + OVERDUE_S
     self._head_end_s_I[i] = end_s
     self._overdue_s_I[i] = overdue_s
     self._overdue_from_s = min(self._overdue_from_s, overdue_s)

@@ -15,6 +15,7 @@ import numpy as np
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.corrections import Correction
 from mooncake_jax.conductor.corrections import Odds
+from mooncake_jax.conductor.corrections import Settling
 from mooncake_jax.conductor.corrections import WorkCorrection
 from mooncake_jax.conductor.decode_choice import tail
 from mooncake_jax.conductor.decode_horizon import DecodeHorizon
@@ -52,7 +53,9 @@ class View:
     placed: requests under way.
     horizon: when each of them decodes.
     lengths, durations: tokens of an output, seconds that it decodes.
-    prefill_error, transfer_error, step_error, queue_error: online corrections.
+    prefill_error, transfer_error, step_error: online corrections of what a
+      request takes.
+    pace_error, queue_error: of queues, by instance, and of all at once.
     tbt_odds, join_odds: how far a predicted TBT is off, when a request comes
       and when it joins its batch.
   """
@@ -80,7 +83,8 @@ class View:
     self._instances = {**sizes, **instances}
     self._kinds: dict[InstanceBelief, WorkCosts] = {}
     self.index = PrefixIndex(cluster.prefill_names)
-    self.prefill = PrefillLoads()
+    self.pace_error = Settling(spec.correct)
+    self.prefill = PrefillLoads(self.pace_error)
     self._rows: dict[int, np.ndarray] = {}
     self.decode = DecodeLoads(
       cluster.page_tokens,
@@ -164,10 +168,11 @@ class View:
     """Counts a request where it was placed."""
     name, at = request.request_id, placement
     i = self.prefill.row[at.prefill]
+    factor = self.prefill_error.factor_I.item(i)
     busy_s = self.fleet.work_I[i].busy_s(
       request.num_prompt_tokens,
       at.reused_blocks * self.layout.block_size_tokens,
-      at.prefill_s,
+      at.prefill_s / factor,
     )
     for link, owner, seconds in self._ways(i, at):
       self.prefill.occupy(owner, link, seconds, now_s)
@@ -175,7 +180,7 @@ class View:
       request,
       placement,
       now_s,
-      float(self.prefill_error.factor_I[i]),
+      factor,
       self.tbt_odds.factor,
     )
     expires_s = request.arrival_s + self._timeout_s
