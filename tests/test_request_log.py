@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_jax.assess.reuse import measure_reuse
 from mooncake_jax.model.tokenizer import Tokenizer
 from mooncake_jax.workload.generate import conversation
 from mooncake_jax.workload.request_log import HashIds
 from mooncake_jax.workload.request_log import load_request_log
+from mooncake_jax.workload.request_log import LOG_TOKENS_PER_HASH_ID
 from mooncake_jax.workload.trace import write_trace
 from scripts.assessment.traces import read_trace
 from scripts.assessment.traces import trace_format
@@ -112,3 +114,20 @@ def test_formats_are_found_out(tmp_path):
     read_trace(tmp_path / 'g')
   _, read = read_trace(tmp_path / 'g', TOKENIZER)
   assert len(read.rows) == 1
+
+
+def test_a_logs_reuse_is_measured_in_blocks_of_any_size(tmp_path, tokenizer):
+  turns = [
+    {'timestamp': i, **chat(f'Question {i % 3}? ' + 'Where? ' * 60)}
+    for i in range(9)
+  ]
+  log = write(tmp_path / 'log.jsonl', *turns)
+  rows, _ = load_request_log(log, tokenizer)
+  found = measure_reuse(rows, LOG_TOKENS_PER_HASH_ID, 32)
+  assert found is not None
+  # The system prompt once, and each question's prompt twice.
+  assert found.hit_prompts == 8 / 9 and found.hit_rate > 0.6
+  sizes = [w.block_size_tokens for w in found.working_sets]
+  rates = [w.hit_rate for w in found.working_sets]
+  assert sizes == [16, 32, 64, 128, 256, 512]
+  assert rates == sorted(rates, reverse=True)
