@@ -6,6 +6,7 @@ so commands stay in order while a report is waited for.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 import os
 from typing import Any
 from typing import cast
@@ -20,6 +21,7 @@ from mooncake_jax.distributed.worker import Worker
 from mooncake_jax.distributed.worker import WorkerSpec
 from mooncake_jax.request import BlockKey
 
+NODE = 'node'  # see `WireSpec.bind`
 GROUPS = {'commands': 1, 'reports': 1}
 
 
@@ -28,7 +30,10 @@ class InstanceActor:
 
   def __init__(self, spec: WorkerSpec, name: str):
     """Loads and compiles."""
-    self._worker = Worker(spec, name)
+    wire = spec.wire
+    if wire.bind == NODE:
+      wire = replace(wire, bind=ray.util.get_node_ip_address())
+    self._worker = Worker(replace(spec, wire=wire), name)
 
   def address(self) -> Address:
     """Where it listens; answers when it is ready."""

@@ -17,7 +17,8 @@ class WireSpec:
   Attributes:
     mover: 'nixl', or 'tcp', which is slower and needs nothing.
     bind: the address that an instance listens at, of the interface that its
-      bytes come over; others connect to it.
+      bytes come over; others connect to it. 'node' is its machine's, as Ray
+      knows it.
     devices: NIXL's network devices, as UCX names them; '' is all.
     checksums: whether each part is checked on arrival.
     stall_s: a send during which nothing moves fails after so long.
