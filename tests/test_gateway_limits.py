@@ -11,6 +11,7 @@ import pytest
 from starlette.requests import Request
 
 from gateway_pieces import running
+from lifecycle import COSTS
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.gateway.asked import prepare
 from mooncake_jax.gateway.asked import Served
@@ -177,3 +178,25 @@ def test_what_was_refused_costs_a_tenant_nothing():
     for _ in range(10):
       status, _, body = server.post('/v1/completions', asked, key)
       assert (status, body['error']['code']) == (429, 'overloaded_ttft')
+
+
+def test_a_client_that_asks_ahead_and_goes_away_ends_its_request():
+  slow = replace(COSTS, decode_base_s=0.03)
+  with running(tiny(backend='virtual', gateway=SPECS, costs=slow)) as server:
+    client = socket.create_connection(('127.0.0.1', server.port), 10)
+    body = b'{"model": "tiny", "prompt": "a", "max_tokens": 100}'
+    head = (
+      b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n'
+      b'Content-Type: application/json\r\nContent-Length: %d\r\n\r\n'
+    )
+    client.sendall(head % len(body) + body)
+    end_s = time.monotonic() + 5
+    while not server.made.driver.num_open:
+      assert time.monotonic() < end_s
+    client.sendall(head % len(body) + body)
+    time.sleep(0.2)
+    gone_s = time.monotonic()
+    client.close()
+    while server.made.driver.num_open:
+      time.sleep(0.01)
+    assert time.monotonic() - gone_s < 1.5  # of 3 s

@@ -97,6 +97,7 @@ def _protocol(spec: GatewaySpec) -> type[H11Protocol]:
         self._cancel()
       elif self._headers_due is None and data:
         self._expect()  # the first bytes of another request
+      self._listen_on()
 
     def on_response_complete(self) -> None:
       answered = self.cycle
@@ -109,6 +110,12 @@ def _protocol(spec: GatewaySpec) -> type[H11Protocol]:
         self.loop.call_later(spec.body_timeout_s, self._end_body, answered)
       if left := self.transport.get_write_buffer_size():
         self._look_later(answered, left)
+
+    def _listen_on(self) -> None:
+      """While a request is answered and others wait: else no end is heard."""
+      is_ahead = self.conn.their_state is h11.DONE
+      if is_ahead and len(self.conn.trailing_data[0]) < MAX_HEADER_BYTES:
+        self.flow.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
       self._cancel()
