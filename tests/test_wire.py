@@ -173,6 +173,19 @@ def test_a_wire_that_leads_nowhere_fails_at_once(movers):
     )
 
 
+def test_a_new_process_refuses_what_was_for_the_one_before(movers):
+  """Kept for an op that never comes it would take room for ever."""
+  with ends(movers) as (wire, arrivals, _):
+    send(wire, 3, part())  # sooner than the process was told
+    arrivals.begin_at(9)
+    assert arrivals.taken_bytes == 0
+    with pytest.raises(OSError, match='nobody waits'):
+      send(wire, 8, part())
+    send(wire, 9, part())
+    got = Got(arrivals, 9)
+    assert len(got.parts) == 1
+
+
 def test_a_wire_that_was_led_elsewhere_opens_anew(movers):
   """Nothing was under way, so nothing fails."""
   with ends(movers) as (wire, arrivals, landing):

@@ -283,6 +283,7 @@ class RayBackend:
         self._lose(name, news.why)
       case Joined():
         self._there[name] = ''
+        self._tell(name, c.Begin(next(self._numbers)))
         self._tell(name, c.RestartClock(self._start_s))
         self._tell_others(name, c.Lead(name, news.address))
         for other, address in self.crew.addresses.items():

@@ -77,8 +77,23 @@ class RestartClock:
   start_s: float
 
 
+@dataclass(slots=True)
+class Begin:
+  """Parts of lower numbers were for an earlier process of this instance."""
+
+  number: int
+
+
 Command = (
-  Prefill | Decode | Transfer | Cancel | Forget | Miss | Lead | RestartClock
+  Begin
+  | Prefill
+  | Decode
+  | Transfer
+  | Cancel
+  | Forget
+  | Miss
+  | Lead
+  | RestartClock
 )
 
 

@@ -207,6 +207,8 @@ class Worker:
       case c.Cancel():
         if (work_id := self._local.get(command.work_id)) is not None:
           backend.cancel(work_id)
+      case c.Begin():
+        self._arrivals.begin_at(command.number)
       case c.Forget():
         backend.drop(command.replicas)
       case c.Miss():

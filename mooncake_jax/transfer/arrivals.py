@@ -37,6 +37,7 @@ class Arrivals:
     self._readers: dict[int, _Reader] = {}
     self._early: dict[int, list[tuple[Part, Left]]] = {}
     self._over: dict[int, None] = {}
+    self._first = 0
 
   @property
   def taken_bytes(self) -> int:
@@ -54,7 +55,15 @@ class Arrivals:
   def wants(self, number: int) -> bool:
     """Whether an op of this number may still read what comes."""
     with self._lock:
-      return number not in self._over
+      return not self._is_over(number)
+
+  def begin_at(self, number: int) -> None:
+    """Ops before this one were for a process that is no more."""
+    with self._lock:
+      self._first = number
+      old = [n for n in self._early if n < number]
+    for each in old:
+      self.forget(each)
 
   def expect(
     self,
@@ -70,7 +79,7 @@ class Arrivals:
     """
     reader = _Reader(arrived, failed)
     with self._lock:
-      early, is_over = self._early.pop(number, []), number in self._over
+      early, is_over = self._early.pop(number, []), self._is_over(number)
       if not is_over:
         self._readers[number] = reader
     if is_over:
@@ -86,7 +95,7 @@ class Arrivals:
       self._budget.give(num_bytes)
 
     with self._lock:
-      is_over, reader = number in self._over, self._readers.get(number)
+      is_over, reader = self._is_over(number), self._readers.get(number)
       if not is_over and reader is None:
         self._early.setdefault(number, []).append((part, left))
     if is_over:
@@ -116,3 +125,6 @@ class Arrivals:
   def close(self) -> None:
     """Ends every wait for room."""
     self._budget.close()
+
+  def _is_over(self, number: int) -> bool:
+    return number < self._first or number in self._over
