@@ -57,6 +57,7 @@ def answer(coupled, apart, store, reuse=REUSED):
     ((2, 2, 2), (1, 1, 1), (2, 2, 2), REUSED, 'no'),
     ((2, 2, 2), (1, 1, 1), (9, 9, 9), ALONE, 'no'),
     ((1, 1, 1), (2, 2, 2), (3, 2, 3), REUSED, 'open'),
+    ((2, 2, 2), (3, 2, 3), (3, 2, 3), ALONE, 'no_store'),
     ((1, 1, 1), (2, 2, 2), (3, 3, 3), None, 'unknown'),
     ((0, 0, 0), (0, 0, 0), (0, 0, 0), REUSED, 'none'),
     ((0, 0, 0), (1, 1, 1), (2, 2, 2), REUSED, 'adopt'),

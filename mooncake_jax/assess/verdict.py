@@ -18,7 +18,14 @@ from mooncake_jax.assess.reuse import Reuse
 
 Family = Literal['coupled', 'apart', 'store']
 Answer = Literal[
-  'adopt', 'store_only', 'apart_only', 'no', 'unknown', 'open', 'none'
+  'adopt',
+  'store_only',
+  'apart_only',
+  'no_store',
+  'no',
+  'unknown',
+  'open',
+  'none',
 ]
 PREDICTED = 'as predicted'
 LITTLE = 0.05  # a hit rate that no store could make a difference with
@@ -32,6 +39,10 @@ SENTENCES: dict[Answer, str] = {
   ),
   'apart_only': (
     "Disaggregate, but don't build the store: what it would reuse is no gain."
+  ),
+  'no_store': (
+    "Don't build the store: next to nothing could be reused. Whether to "
+    'disaggregate without one is within the error of the prediction.'
   ),
   'no': "Don't: coupled instances serve this workload as well or better.",
   'unknown': (
@@ -167,7 +178,7 @@ def _answer(
     return 'apart_only'
   if max(apart.high, whole.high if pays else apart.high) < least:
     return 'no'
-  return 'open'
+  return 'open' if pays else 'no_store'
 
 
 def _goodputs(
