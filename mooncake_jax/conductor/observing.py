@@ -86,9 +86,13 @@ def _observe_tokens(view: View, event: TokensEmitted) -> None:
     if placed.first_token_s is None:
       begun.append(placed)
     _emitted(view, placed, segment)
-  if gaps_s:
+  if not tries:
+    return
+  observed_s = segment.mean_interval_s
+  if segment.count == 1:
     # A row that has just joined waited for more than a step.
-    _learn_step(view, event.instance, segment, min(gaps_s))
+    observed_s = min(gaps_s, default=0.0)
+  _learn_step(view, event.instance, observed_s)
   decode.grow(event.instance, tries, segment.count)
   for placed in begun:
     placed.join_tbt_s = _join_tbt_s(view, placed)
@@ -136,11 +140,8 @@ def _learn_prefill(view: View, placed: Placed, event: PrefillDone) -> None:
     view.pace_error.observe(i, model_s, taken_s)
 
 
-def _learn_step(
-  view: View, decode: str, segment: TokenSegment, gap_s: float
-) -> None:
+def _learn_step(view: View, decode: str, observed_s: float) -> None:
   """Tokens one after another, against a step of what decodes there now."""
-  observed_s = gap_s if segment.count == 1 else segment.mean_interval_s
   loads, i = view.decode, view.decode.row[decode]
   rows, tokens = loads.active_rows_I.item(i), loads.active_tokens_I.item(i)
   if observed_s > 0 and 0 < rows <= loads.max_batch_I[i]:

@@ -8,6 +8,7 @@ works measured alone.
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from itertools import groupby
 from typing import NamedTuple
 
 from mooncake_jax.costs.fit import DecodeSample
@@ -61,9 +62,11 @@ def _steps(
   emitted: dict[str, int] = {}
   before: set[str] = set()
   before_s = 0.0
-  for event in tokens:
-    segment = event.emitted.segment
-    last_s, names = segment.last_s, {name for name, _ in event.emitted.tries}
+  # A journal may tell a step row by row.
+  for last_s, group in groupby(tokens, lambda e: e.emitted.segment.last_s):
+    told = [event.emitted for event in group]
+    segment = told[0].segment
+    names = {name for emitted in told for name, _ in emitted.tries}
     # A token's context is the prompt, the first token and those before it.
     context = sum(
       prompt_tokens[name] + 1 + emitted.get(name, 0) for name in names
