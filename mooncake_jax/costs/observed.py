@@ -73,7 +73,7 @@ def _steps(
     )
     if segment.count > 1:
       middle = context + len(names) * segment.count // 2
-      yield DecodeSample(len(names), middle, segment.interval_s)
+      yield DecodeSample(len(names), middle, segment.mean_interval_s)
     elif names & before and last_s > before_s:
       # A row that goes on was stepped without a pause.
       yield DecodeSample(len(names), context, last_s - before_s)
