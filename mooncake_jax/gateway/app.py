@@ -165,7 +165,8 @@ class Gateway:
     ]
     if not seen:
       raise ApiError(404, 'There is no such request of late.', 'not_found')
-    return JSONResponse({'requests': [explained(each) for each in seen]})
+    told = [explained(each, tenant.is_operator) for each in seen]
+    return JSONResponse({'requests': told})
 
   def _card(self) -> ModelCard:
     served = self.served

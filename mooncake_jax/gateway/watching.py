@@ -134,8 +134,12 @@ class Recent:
     return seen
 
 
-def explained(seen: Seen) -> dict[str, Any]:
-  """Why a request went where it went, as plain JSON values."""
+def explained(seen: Seen, with_fleet: bool = True) -> dict[str, Any]:
+  """Why a request went where it went, as plain JSON values.
+
+  Args:
+    with_fleet: also how busy all others were: that tells of other tenants.
+  """
   decision, record = seen.decision, seen.record
   found: dict[str, Any] = {'request_id': seen.request_id}
   if decision is not None:
@@ -145,7 +149,7 @@ def explained(seen: Seen) -> dict[str, Any]:
     found['decided_s'] = decision.now_s
     found['predicted'] = asdict(decision.decision)
     found['avoided'] = list(decision.avoid)
-    if decision.why is not None:
+    if decision.why is not None and with_fleet:
       found['candidates'] = {
         'prefill': [asdict(each) for each in decision.why.prefill],
         'decode': [asdict(each) for each in decision.why.decode],
