@@ -124,6 +124,17 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path):
     with pytest.raises(ValueError, match='not a list of tenants') as caught:
       from_file(path)
     assert ALICE not in str(caught.value)
+  for kind in ({'is_operator': 'false'}, {'salt': 5}, {'salt': None}):
+    path.write_text(json.dumps([{'name': 'a', 'key': ALICE, **kind}]))
+    with pytest.raises(ValueError, match=next(iter(kind))):
+      from_file(path)
+  two = [
+    {'name': name, 'key': key, 'salt': 's'}
+    for name, key in (('a', ALICE), ('b', BOB))
+  ]
+  path.write_text(json.dumps(two))
+  with pytest.raises(ValueError, match='the same salt'):
+    from_file(path)
   for wrong in ('a', 'a:short', f'a:{ALICE},b:{ALICE}'):
     with pytest.raises(ValueError, match='key'):
       from_text(wrong)

@@ -40,6 +40,12 @@ class Tenant:
       value = getattr(self, name)
       if value is not None and not value > 0:
         raise ValueError(f'tenant {self.name!r}: {name}={value!r} must be > 0')
+    # From a file they may be anything, and "false" would be true.
+    for name, kind in (('salt', str), ('is_operator', bool)):
+      if not isinstance(value := getattr(self, name), kind):
+        raise ValueError(
+          f'tenant {self.name!r}: {name}={value!r} must be a {kind.__name__}'
+        )
 
 
 # Who asks where no keys are set.
@@ -102,7 +108,8 @@ class Tenants:
     """Each key with whose it is; a tenant may have several.
 
     Raises:
-      ValueError: a key that is short or given twice, or two tenants of a name.
+      ValueError: a key that is short or given twice, or two tenants of a name
+        or with one salt, who would share a cache.
     """
     digests = [_digest(key) for key, _ in keys]
     if any(len(key) < LEAST_KEY_CHARS for key, _ in keys):
@@ -112,6 +119,8 @@ class Tenants:
     tenants = {tenant for _, tenant in keys}
     if len({tenant.name for tenant in tenants}) < len(tenants):
       raise ValueError('two tenants have the same name')
+    if len({tenant.salt for tenant in tenants}) < len(tenants):
+      raise ValueError('two tenants have the same salt')
     quotas = {tenant.name: Quota(tenant, clock) for tenant in tenants}
     self._keys = [
       (digest, quotas[tenant.name])
