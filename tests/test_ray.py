@@ -6,6 +6,7 @@ from functools import partial
 import importlib.util
 import os
 import signal
+import time
 
 import pytest
 
@@ -113,6 +114,9 @@ def test_killed_and_silent_instances_are_missed_and_join_again(
       done.append(event)
       for name, signal_number in AT.get(len(done), ()):
         os.kill(backend.crew.process_id(name), signal_number)
+      begun_s = time.monotonic()
+      backend.link_uses()  # waits for nobody, whoever is silent
+      assert time.monotonic() - begun_s < 2.0
 
   records, _ = serve(
     requests, make_conductor(SMALL), cluster, on_event=on_event

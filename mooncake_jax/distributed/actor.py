@@ -13,7 +13,6 @@ from typing import cast
 
 import ray
 
-from mooncake_jax.backend import LinkUse
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Report
@@ -48,9 +47,6 @@ class InstanceActor:
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     return self._worker.adopt(segment)
-
-  def link_uses(self) -> dict[tuple[str, str], LinkUse]:
-    return self._worker.link_uses()
 
   def num_programs(self) -> int:
     return self._worker.num_programs()

@@ -150,11 +150,11 @@ class RayBackend:
   def link_uses(self) -> dict[tuple[str, str], LinkUse]:
     """See `Backend`; ('wire', name) leads into another process.
 
-    Of an instance that was lost, only what came since it is back.
+    As instances told of late, at most a second ago while they answer. Of one
+    that was lost, only what came since it is back.
     """
-    self._flush()
     now: dict[tuple[str, str], LinkUse] = {}
-    for uses in self.crew.ask('link_uses', names=[*self._there]).values():
+    for uses in self.crew.link_uses(self._start_s):
       for link, use in uses.items():
         old = now.get(link, LinkUse(0, 0.0))
         now[link] = LinkUse(

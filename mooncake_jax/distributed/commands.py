@@ -10,6 +10,7 @@ from dataclasses import field
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import LinkUse
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
@@ -99,7 +100,14 @@ Command = (
 
 @dataclass(slots=True)
 class Report:
-  """What a worker has to tell, in order; `error` ends it."""
+  """What a worker has to tell, in order; `error` ends it.
+
+  Attributes:
+    link_uses: what its links carried so far in the run that began at
+      `start_s`; None is no run yet.
+  """
 
   completions: list[Completion] = field(default_factory=list)
   error: str = ''
+  link_uses: dict[tuple[str, str], LinkUse] = field(default_factory=dict)
+  start_s: float | None = None

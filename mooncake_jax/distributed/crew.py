@@ -5,8 +5,10 @@ One thread waits for reports of all; each restart has a thread for as long as
 it takes. What they find is news for the loop thread, in order.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 import itertools
 import logging
 import os
@@ -19,6 +21,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 from ray.exceptions import RayError
 
+from mooncake_jax.backend import LinkUse
 from mooncake_jax.distributed.actor import remote_actor
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
@@ -60,6 +63,7 @@ class _Member:
   actor: Any
   address: Address
   heard_s: float
+  last: Report = field(default_factory=Report)
 
 
 class Crew:
@@ -99,6 +103,14 @@ class Crew:
     """Where the processes listen."""
     with self._changed:
       return {name: member.address for name, member in self._members.items()}
+
+  def link_uses(
+    self, start_s: float
+  ) -> list[Mapping[tuple[str, str], LinkUse]]:
+    """What instances told last of their links in the run that began then."""
+    with self._changed:
+      told = [member.last for member in self._members.values()]
+    return [each.link_uses for each in told if each.start_s == start_s]
 
   def tell(self, name: str, commands: Sequence[Command]) -> None:
     """Sends commands to an instance; one that is no more does not mind."""
@@ -232,7 +244,7 @@ class Crew:
     except RayError as error:
       self._lose(member, f'{member.name} was lost: {_short(error)}')
       return
-    member.heard_s = time.monotonic()
+    member.heard_s, member.last = time.monotonic(), report
     if report.error:
       self._lose(member, f'{member.name} was lost: {report.error}')
     elif report.completions:

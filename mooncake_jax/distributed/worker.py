@@ -22,7 +22,6 @@ import jax
 
 from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
-from mooncake_jax.backend import LinkUse
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
@@ -88,6 +87,7 @@ class Worker:
     self._report = c.Report()
     self._is_closed = False
     self._offset_s = 0.0
+    self._start_s: float | None = None
     self._local: OrderedDict[WorkId, WorkId] = OrderedDict()
     self._names: dict[WorkId, WorkId] = {}
     self._incoming: dict[WorkId, tuple[int, ...]] = {}
@@ -148,15 +148,14 @@ class Worker:
       self._changed.wait_for(self._has_news, patience_s)
       report = self._report
       self._report = c.Report(error=report.error)
-      return report
+    # In this order: counts of a new run are never told as an old one's.
+    report.start_s = self._start_s
+    report.link_uses = self.backend.link_uses()
+    return report
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """See `Backend`; before any work."""
     return self.backend.adopt(segment)
-
-  def link_uses(self) -> dict[tuple[str, str], LinkUse]:
-    """See `Backend`: of this instance, and of its wires by their ends."""
-    return self.backend.link_uses()
 
   def num_programs(self) -> int:
     """Programs compiled so far."""
@@ -218,6 +217,7 @@ class Worker:
         self._lead(command)
       case c.RestartClock():
         backend.restart_clock(command.start_s)
+        self._start_s = command.start_s
 
   def _lead(self, command: c.Lead) -> None:
     """Notes where an instance is, and opens the way on the wire's thread."""
