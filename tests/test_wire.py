@@ -2,6 +2,7 @@
 """Parts between processes' ends: what is sent arrives whole, or not at all."""
 
 from contextlib import contextmanager
+import socket
 import threading
 import time
 
@@ -13,6 +14,7 @@ from mooncake_jax.distributed.channel import Channel
 from mooncake_jax.distributed.landing import Landing
 from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.movers import make_mover
+from mooncake_jax.distributed.nixl import NixlMover
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.transfer.arrivals import Arrivals
@@ -246,3 +248,35 @@ def test_many_senders_at_once(movers):
         np.testing.assert_array_equal(arrived.slices[0], expected.slices[0])
     for wire in wires:
       wire.close()
+
+
+def test_what_a_read_left_behind_goes_with_the_next_that_ends():
+  """Its memory stays as long as the read may write there, and no longer."""
+  pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
+  here, there = [NixlMover(f'{e}-{time.time()}', 'lo') for e in 'rs']
+  server = socket.create_server(('127.0.0.1', 0))
+  channel = Channel.to(server.getsockname(), 2.0)
+  inlet, outlet = here.inlet(), there.outlet()
+  sent, into = [np.arange(9.0)], [np.zeros(9)]
+  with outlet.offer(sent) as offer:
+    with pytest.raises(OSError, match='could not read'):  # nobody helps
+      inlet.fetch(offer.note, into, channel, 0.1)
+    assert len(here.abandoned) == 1
+    done = threading.Event()
+
+    def help_on():
+      while not done.wait(1e-4):
+        there.progress()
+
+    helper = threading.Thread(target=help_on)
+    helper.start()
+    try:
+      for _ in range(2):
+        inlet.fetch(offer.note, into, channel, 10.0)
+    finally:
+      done.set()
+      helper.join()
+  np.testing.assert_array_equal(into[0], sent[0])
+  assert not here.abandoned
+  for each in (inlet, outlet, channel, server, here, there):
+    each.close()

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 import os
 from pathlib import Path
 import threading
@@ -42,8 +43,15 @@ INFINIBAND = Path('/sys/class/infiniband')
 LEAST_BUFFER_BYTES = 1 << 20
 SPIN_S = 5e-4  # a read of a few MiB has ended by then
 LOOK_EVERY_S = 0.01  # whether the other side is still there
-# Memory that a read may still write though its caller gave up.
-_ABANDONED: list[Any] = []
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+  """A read under way: it may write into the arrays until it has ended."""
+
+  xfer: Any
+  into: Sequence[np.ndarray]
+  handles: Sequence[Any]
 
 
 class NixlMover:
@@ -62,6 +70,7 @@ class NixlMover:
     from nixl_cu12 import _api as api
 
     self.lock = threading.RLock()
+    self.abandoned: list[_Read] = []  # their callers gave up
     self._inlets: Counter[str] = Counter()
     config = api.nixl_agent_config(
       False, False, backends=['UCX'], sync_mode=_strict(api)
@@ -75,7 +84,7 @@ class NixlMover:
     return _NixlInlet(self)
 
   def close(self) -> None:
-    """Lets go of the agent."""
+    """Lets go of the agent, and with it of all reads."""
     del self.agent
 
   def meet(self, description: bytes, is_new: bool) -> str:
@@ -106,6 +115,61 @@ class NixlMover:
   def deregister(self, handle: Any) -> None:
     with self.lock:
       self.agent.deregister_memory(handle)
+
+  def begin_read(self, peer: str, at: int, into: Sequence[np.ndarray]) -> _Read:
+    """Starts to read what is at an address of another agent; then `leave`.
+
+    Raises:
+      ConnectionError: there is nothing to read.
+    """
+    handles = [self.register(array) for array in into]
+    try:
+      return _Read(self._begun(peer, at, into), into, handles)
+    except Exception as error:  # NIXL's errors have no common base
+      for handle in handles:
+        self.deregister(handle)
+      raise ConnectionError(f'no read from {peer}: {error!r}') from error
+
+  def state(self, read: _Read) -> str:
+    """'PROC' while it is under way, then 'DONE' or 'ERR'."""
+    with self.lock:
+      try:
+        return self.agent.check_xfer_state(read.xfer)
+      except Exception:  # so NIXL tells of a peer that is gone
+        return 'ERR'
+
+  def leave(self, read: _Read) -> None:
+    """Nobody waits for it any more; once it has ended its memory is free."""
+    with self.lock:
+      self.abandoned.append(read)
+      self.sweep()
+
+  def sweep(self) -> None:
+    """Lets go of the reads that were left and have ended."""
+    with self.lock:
+      for read in [*self.abandoned]:
+        if self.state(read) != 'PROC':
+          self.abandoned.remove(read)
+          self.agent.release_xfer_handle(read.xfer)
+          for handle in read.handles:
+            self.deregister(handle)
+
+  def _begun(self, peer: str, at: int, into: Sequence[np.ndarray]) -> Any:
+    here, there = [], []
+    for array in into:
+      here.append((array.ctypes.data, array.nbytes, 0))
+      there.append((at, array.nbytes, 0))
+      at += array.nbytes
+    with self.lock:
+      agent = self.agent
+      xfer = agent.initialize_xfer(
+        'READ',
+        agent.get_xfer_descs(here, 'DRAM'),
+        agent.get_xfer_descs(there, 'DRAM'),
+        peer,
+      )
+      agent.transfer(xfer)
+      return xfer
 
 
 class _NixlOutlet:
@@ -166,17 +230,13 @@ class _NixlInlet:
       self._meet(bytes.fromhex(note['agent']))
     if self._peer is None or not isinstance(note.get('at'), int):
       raise ValueError('an offer without a place')
-    handles, places, at = [], [], note['at']
-    for array in into:
-      handles.append(self._mover.register(array))
-      places.append((array.ctypes.data, array.nbytes, at))
-      at += array.nbytes
-    if self._read(self._peer, places, channel, stall_s):
-      for handle in handles:
-        self._mover.deregister(handle)
-      return
-    _ABANDONED.append((into, handles))
-    raise ConnectionResetError(f'NIXL could not read from {self._peer}')
+    read = self._mover.begin_read(self._peer, note['at'], into)
+    try:
+      has_come = self._wait(read, channel, stall_s)
+    finally:
+      self._mover.leave(read)
+    if not has_come:
+      raise ConnectionResetError(f'NIXL could not read from {self._peer}')
 
   def skip(
     self, note: Mapping[str, Any], num_bytes: int, channel: Channel
@@ -192,33 +252,17 @@ class _NixlInlet:
   def _meet(self, description: bytes) -> None:
     self._peer = self._mover.meet(description, is_new=self._peer is None)
 
-  def _read(
-    self,
-    peer: str,
-    places: Sequence[tuple[int, int, int]],
-    channel: Channel,
-    stall_s: float,
-  ) -> bool:
+  def _wait(self, read: '_Read', channel: Channel, stall_s: float) -> bool:
     """Whether the bytes came."""
-    lock, agent = self._mover.lock, self._mover.agent
-    with lock:
-      here = agent.get_xfer_descs([(to, n, 0) for to, n, _ in places], 'DRAM')
-      there = agent.get_xfer_descs([(at, n, 0) for _, n, at in places], 'DRAM')
-      xfer = agent.initialize_xfer('READ', here, there, peer)
-      state = agent.transfer(xfer)
     begun_s = looked_s = time.perf_counter()
-    while state == 'PROC':
+    while (state := self._mover.state(read)) == 'PROC':
       now_s = time.perf_counter()
       if now_s - begun_s > SPIN_S:
         time.sleep(5e-5)
       if now_s - looked_s > LOOK_EVERY_S:
         looked_s = now_s
         if channel.is_gone or now_s - begun_s > stall_s:
-          return False  # the handle is let go of when it can be
-      with lock:
-        state = agent.check_xfer_state(xfer)
-    with lock:
-      agent.release_xfer_handle(xfer)
+          return False
     return state == 'DONE'
 
 
