@@ -117,6 +117,7 @@ def test_a_budget_lets_too_much_through_alone_and_ends_waits_when_closed():
   budget.give(25)
   waiting.join(30)
   assert taken == [True] and budget.taken_bytes == 5
+  assert not budget.take(6, timeout_s=0.01)
   waiting = threading.Thread(target=lambda: taken.append(budget.take(6)))
   waiting.start()
   budget.close()

@@ -206,13 +206,16 @@ def test_a_wire_that_was_led_elsewhere_opens_anew(movers):
 def test_a_receiver_that_stalls_is_given_up_within_the_limit(movers):
   """Room for nothing: the part waits there for what never leaves."""
   size = part().num_bytes
-  with ends(movers, limit=size) as (wire, arrivals, _):
+  with ends(movers, limit=size) as (wire, arrivals, landing):
     send(wire, 1, part())
     begun_s = time.monotonic()
     with pytest.raises(OSError):
       send(wire, 2, part())
     assert 1.5 < time.monotonic() - begun_s < 6.0
     assert arrivals.taken_bytes == size
+    while landing.num_connections:  # nor does the other end wait for ever
+      assert time.monotonic() - begun_s < 8.0
+      time.sleep(0.01)
 
 
 def test_garbage_on_the_port_harms_nobody(movers):

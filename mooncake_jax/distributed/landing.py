@@ -127,6 +127,12 @@ class Landing:
     host, port = self._socket.getsockname()[:2]
     return host, port
 
+  @property
+  def num_connections(self) -> int:
+    """Those that are open."""
+    with self._lock:
+      return len(self._channels)
+
   def close(self) -> None:
     """Ends all connections."""
     with self._lock:
@@ -202,8 +208,9 @@ class Landing:
     if not self._arrivals.wants(offer.number):
       inlet.skip(offer.note, num_bytes, channel)
       return _refused('nobody waits for it any more')
-    if not self._arrivals.room(num_bytes):
-      raise ConnectionAbortedError('closed')
+    # Its sender waits no longer.
+    if not self._arrivals.room(num_bytes, self._spec.stall_s):
+      raise ConnectionAbortedError('closed, or no room')
     try:
       part = self._fetch(offer, channel, inlet)
     except BaseException as error:

@@ -44,9 +44,9 @@ class Arrivals:
     """Came and have not moved on."""
     return self._budget.taken_bytes
 
-  def room(self, num_bytes: int) -> bool:
-    """Waits until so many bytes may come; False once closed."""
-    return self._budget.take(num_bytes)
+  def room(self, num_bytes: int, timeout_s: float) -> bool:
+    """Waits until so many bytes may come; False if they may not."""
+    return self._budget.take(num_bytes, timeout_s)
 
   def give_back(self, num_bytes: int) -> None:
     """They did not come."""

@@ -32,10 +32,16 @@ class ByteBudget:
     with self._changed:
       return self._take(num_bytes)
 
-  def take(self, num_bytes: int) -> bool:
-    """Waits until the bytes are free and takes them; False once closed."""
+  def take(self, num_bytes: int, timeout_s: float | None = None) -> bool:
+    """Waits until the bytes are free and takes them.
+
+    Returns:
+      False: it was closed, or they were not free within `timeout_s`.
+    """
     with self._changed:
-      self._changed.wait_for(lambda: self._closed or self._fits(num_bytes))
+      self._changed.wait_for(
+        lambda: self._closed or self._fits(num_bytes), timeout_s
+      )
       return not self._closed and self._take(num_bytes)
 
   def give(self, num_bytes: int) -> None:
