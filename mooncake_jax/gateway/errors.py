@@ -14,6 +14,7 @@ from mooncake_jax.request import Rejection
 
 # Of what a client sent, an error says so much at most.
 MAX_MESSAGE = 300
+MAX_MISTAKES = 256  # are worded within a millisecond
 
 
 class ErrorDetail(BaseModel):
@@ -103,7 +104,12 @@ def too_many(
 
 
 def invalid(error: ValidationError) -> ApiError:
-  """A body that is not what the schema asks for: its first mistake."""
+  """A body that is not what the schema asks for: its first mistake.
+
+  Of very many only their number: pydantic words all or none.
+  """
+  if (count := error.error_count()) > MAX_MISTAKES:
+    return ApiError(400, f'The body has {count} mistakes.', 'invalid_value')
   first = error.errors(include_url=False, include_input=False)[0]
   # Of a place in the body its field: unions name their members besides.
   param = str(first['loc'][0]) if first['loc'] else None
