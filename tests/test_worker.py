@@ -2,6 +2,7 @@
 """A worker in this process: what it makes of commands and what it reports."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.worker import Worker
 from mooncake_jax.distributed.worker import WorkerSpec
+from mooncake_jax.transfer.arrivals import ARRIVALS
 
 
 @pytest.fixture(scope='module')
@@ -62,3 +64,18 @@ def test_reports_tell_what_links_carried_in_this_run(worker):
     later = worker.report(0.1)  # a link counts once it has handed over
     assert later.start_s == start_s
     assert later.link_uses['into_host', 'p0'].num_bytes == op.num_bytes
+
+
+def test_what_waits_for_a_work_that_could_not_start_fails_too(worker):
+  """And what others still send it is refused, so that it takes no room."""
+  out, come = to_host(20, 20), to_host(30, 30)
+  (op,) = come.ops
+  come.ops = [op._replace(src=Replica(ARRIVALS, 77, b''))]
+  for each in (out, come):
+    each.after, each.deadline_s = (10,), worker.clock_s() + 1
+  no_op: Any = None
+  worker.do([c.Transfer(10, [no_op], 0, 1.0), out, come])
+  ends = {each.work_id: each for each in reported(worker, 3).completions}
+  assert {each.status for each in ends.values()} == {'failed'}
+  assert 'work 10' in ends[20].error
+  assert not worker.arrivals.wants(77)

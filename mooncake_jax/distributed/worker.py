@@ -88,11 +88,12 @@ class Worker:
     self._is_closed = False
     self._offset_s = 0.0
     self._start_s: float | None = None
-    self._local: OrderedDict[WorkId, WorkId] = OrderedDict()
+    # By the driver's number; None: it could not start.
+    self._local: OrderedDict[WorkId, WorkId | None] = OrderedDict()
     self._names: dict[WorkId, WorkId] = {}
     self._incoming: dict[WorkId, tuple[int, ...]] = {}
     self._mover = make_mover(spec.wire.mover, name, spec.wire.devices)
-    self._arrivals = Arrivals(spec.wire.in_flight_bytes)
+    self.arrivals = Arrivals(spec.wire.in_flight_bytes)
     self._wires = {
       peer: Wire(peer, spec.wire, self._mover, spec.secret)
       for peer in spec.peers
@@ -105,7 +106,7 @@ class Worker:
       kv_dtype=spec.kv_dtype,
       clock=self.clock_s,
       wires=[*self._wires.values()],
-      arrivals=self._arrivals,
+      arrivals=self.arrivals,
     )
     warmup(self.backend)
     self._shape = PartShape(
@@ -116,7 +117,7 @@ class Worker:
       jax.numpy.dtype(spec.kv_dtype),
     )
     self._landing = Landing(
-      spec.wire, self._shape, self._mover, self._arrivals, spec.secret
+      spec.wire, self._shape, self._mover, self.arrivals, spec.secret
     )
     self._thread = threading.Thread(
       target=self._main, name=f'{name}-loop', daemon=True
@@ -167,7 +168,7 @@ class Worker:
       self._is_closed = True
     self.backend.wake()
     self._thread.join()
-    self._arrivals.close()
+    self.arrivals.close()
     self._landing.close()
     self.backend.close()
     self._mover.close()
@@ -207,12 +208,12 @@ class Worker:
         if (work_id := self._local.get(command.work_id)) is not None:
           backend.cancel(work_id)
       case c.Begin():
-        self._arrivals.begin_at(command.number)
+        self.arrivals.begin_at(command.number)
       case c.Forget():
         backend.drop(command.replicas)
       case c.Miss():
         for number in command.numbers:
-          self._arrivals.fail(number, ConnectionError(command.why))
+          self.arrivals.fail(number, ConnectionError(command.why))
       case c.Lead():
         self._lead(command)
       case c.RestartClock():
@@ -233,15 +234,17 @@ class Worker:
     """Starts a work; one that can't start ends as 'failed'."""
     work_id = command.work_id
     try:
+      if isinstance(command, c.Transfer):
+        self._incoming[work_id] = arriving(command.ops)
       local = self._started(command)
     except Exception as error:
-      now_s = self.backend.now_s()
+      local, now_s = None, self.backend.now_s()
+      self._forget_incoming(work_id)
       ended = Completion(work_id, 'failed', now_s, now_s, describe(error))
       self._tell([ended])
-      return
-    self._local[work_id], self._names[local] = local, work_id
-    if isinstance(command, c.Transfer):
-      self._incoming[work_id] = arriving(command.ops)
+    else:
+      self._names[local] = work_id
+    self._local[work_id] = local
     if len(self._local) > MAX_FAILED:
       self._local.popitem(last=False)
 
@@ -260,8 +263,23 @@ class Worker:
         )
 
   def _known(self, after: tuple[WorkId, ...]) -> tuple[WorkId, ...]:
-    """By this backend's numbers; those long ended have completed."""
-    return tuple(self._local[i] for i in after if i in self._local)
+    """By this backend's numbers; those long ended have completed.
+
+    Raises:
+      RuntimeError: one of them could not start.
+    """
+    known = {i: self._local[i] for i in after if i in self._local}
+    for work_id, local in known.items():
+      if local is None:
+        raise RuntimeError(
+          f'work {work_id}, which it waits for, could not start'
+        )
+    return tuple(local for local in known.values() if local is not None)
+
+  def _forget_incoming(self, work_id: WorkId) -> None:
+    """What others still send to an ended work is not wanted."""
+    for number in self._incoming.pop(work_id, ()):
+      self.arrivals.forget(number)
 
   def _named(self, completion: Completion) -> Completion:
     """By the driver's number."""
@@ -269,8 +287,7 @@ class Worker:
     work_id = self._names[local]
     if completion.done:
       del self._names[local]
-      for number in self._incoming.pop(work_id, ()):
-        self._arrivals.forget(number)
+      self._forget_incoming(work_id)
     return replace(completion, work_id=work_id)
 
 
