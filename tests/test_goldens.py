@@ -150,7 +150,7 @@ def test_decoding_gives_the_reference_tokens(name):
   g = golden(name)
   n, count = len(g.tokens_T), len(g.greedy_T)
   table_P = pages(n + count)
-  token, logits_V, kv = prefill_chunk(
+  report_R, logits_V, kv = prefill_chunk(
     g.params,
     g.config,
     pool(g),
@@ -162,13 +162,13 @@ def test_decoding_gives_the_reference_tokens(name):
   )
   assert np.abs(np.asarray(logits_V) - g.logits_TV[-1]).max() <= TOLERANCE
   state = DecodeState(
-    tokens_B=token[None],
+    tokens_B=report_R[:1],
     positions_B=np.array([n], np.int32),
     active_B=np.array([True]),
     page_table_BP=table_P[None],
     sampling=GREEDY,
   )
-  drawn = [int(token)]
+  drawn = [int(report_R[0])]
   for _ in range(count - 1):
     state, _, kv = decode_step(g.params, g.config, kv, state)
     drawn.append(int(state.tokens_B[0]))

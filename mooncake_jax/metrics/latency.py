@@ -77,7 +77,8 @@ def tail_s(segments: Sequence[TokenSegment]) -> float | None:
     count = taken = min(count, left)
     if fall_s and gaps:  # as far as no other gap is longer
       ahead_s = gaps[0][0] - negative_s
-      taken = min(count, int(ahead_s / fall_s) + 1)
+      if ahead_s < fall_s * count:
+        taken = min(count, int(ahead_s / fall_s) + 1)
     sum_s -= taken * negative_s + fall_s * (taken * (taken - 1) / 2)
     left -= taken
     if taken < count:
