@@ -12,6 +12,7 @@ import pytest
 from mooncake_jax.backend import Replica
 from mooncake_jax.distributed.channel import Channel
 from mooncake_jax.distributed.landing import Landing
+from mooncake_jax.distributed.landing import MAX_STRANGERS
 from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.movers import make_mover
 from mooncake_jax.distributed.nixl import NixlMover
@@ -227,6 +228,26 @@ def test_garbage_on_the_port_harms_nobody(movers):
     got = Got(arrivals, 1)
     send(wire, 1, part())
     assert len(got.parts) == 1
+
+
+def test_who_connects_and_says_nothing_takes_few_threads(movers):
+  with ends(movers) as (wire, arrivals, landing):
+    got = Got(arrivals, 1)
+    send(wire, 1, part())
+    silent = [
+      socket.create_connection(landing.address, 1.0)
+      for _ in range(MAX_STRANGERS + 20)
+    ]
+    for each in silent[:20]:  # the first ones are turned away
+      assert each.recv(1) == b''
+    assert landing.num_connections <= 1 + MAX_STRANGERS
+    send(wire, 1, part())
+    other = Wire('b', WireSpec(movers[0].name), movers[0], 's')
+    other.lead_to(landing.address)
+    send(other, 1, part())
+    assert len(got.parts) == 3
+    for each in (*silent, other):
+      each.close()
 
 
 def test_many_senders_at_once(movers):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The receiving end: parts that other processes send, handed to `Arrivals`.
 
-A thread waits for connections and each connection has one. What is offered is
+A thread waits for connections and each connection has one; few may be open
+that have not said who they are. What is offered is
 held against the KVCache's own shape before any of it is taken.
 """
 
@@ -30,6 +31,7 @@ from mooncake_jax.transfer.segment import Part
 from mooncake_jax.transfer.segment import verify
 
 IDLE_S = 3600.0  # a connection may say nothing for so long
+MAX_STRANGERS = 128  # connections that have not said the secret yet
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Landing:
     self._secret = secret
     self._lock = threading.Lock()
     self._channels: set[Channel] = set()
+    self._strangers: dict[Channel, None] = {}  # of these, the oldest first
     self._is_closed = False
     self._socket = socket.create_server((spec.bind, 0))
     self._thread = threading.Thread(
@@ -155,16 +158,31 @@ class Landing:
         if self._is_closed:
           channel.close()
           return
-        self._channels.add(channel)
+        self._welcome(channel)
       threading.Thread(
         target=self._serve, args=(channel,), name='arrivals', daemon=True
       ).start()
+
+  def _welcome(self, channel: Channel) -> None:
+    """Under the lock. Where too many say nothing the oldest has to go."""
+    if len(self._strangers) >= MAX_STRANGERS:
+      oldest = next(iter(self._strangers))
+      self._forget(oldest)
+      oldest.close()
+    self._channels.add(channel)
+    self._strangers[channel] = None
+
+  def _forget(self, channel: Channel) -> None:
+    self._channels.discard(channel)
+    self._strangers.pop(channel, None)
 
   def _serve(self, channel: Channel) -> None:
     """One connection, to its end."""
     inlet = None
     try:
       self._greet(channel)
+      with self._lock:
+        self._strangers.pop(channel, None)
       inlet = self._mover.inlet()
       while True:
         offer = _Offered.of(channel.receive(IDLE_S))
@@ -173,7 +191,7 @@ class Landing:
       pass  # the sender learns it by the end of the connection
     finally:
       with self._lock:
-        self._channels.discard(channel)
+        self._forget(channel)
       channel.close()
       if inlet is not None:
         inlet.close()
