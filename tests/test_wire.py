@@ -235,7 +235,7 @@ def test_who_connects_and_says_nothing_takes_few_threads(movers):
     got = Got(arrivals, 1)
     send(wire, 1, part())
     silent = [
-      socket.create_connection(landing.address, 1.0)
+      socket.create_connection(landing.address, 30.0)
       for _ in range(MAX_STRANGERS + 20)
     ]
     for each in silent[:20]:  # the first ones are turned away
