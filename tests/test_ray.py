@@ -7,6 +7,8 @@ import importlib.util
 import os
 import signal
 import time
+from typing import Any
+from typing import cast
 
 import pytest
 
@@ -19,6 +21,7 @@ from lifecycle import make_device
 from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
+from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.token import require_token
@@ -145,3 +148,24 @@ def test_killed_and_silent_instances_are_missed_and_join_again(
   records, _ = serve(later, make_conductor(SMALL), cluster)
   assert [r.outcome for r in records] == ['completed'] * 4
   assert all(expected[name] == got for name, got in tokens_of(records).items())
+
+
+def test_what_was_for_a_lost_process_does_not_reach_the_next(backend):
+  """Which may be there before the driver has heard of either. The last test:
+  the news are taken from the backend."""
+  crew, no_op = backend.crew, cast(Any, None)
+  before = crew._members['decode0']
+  os.kill(crew.process_id('decode0'), signal.SIGKILL)
+  until_s = time.monotonic() + 90
+  while crew._members.get('decode0', before) is before:
+    assert time.monotonic() < until_s
+    time.sleep(0.05)
+  crew.tell('decode0', [c.Transfer(-1, [no_op], 0, 1.0)])  # fails at once
+  news, until_s = [], time.monotonic() + 2
+  while time.monotonic() < until_s:
+    news += crew.take(0.2)[0]
+  kinds = [type(each).__name__ for name, each in news if name == 'decode0']
+  assert kinds == ['Lost', 'Joined']
+  crew.tell('decode0', [c.Transfer(-1, [no_op], 0, 1.0)])
+  ((_, report),), _ = crew.take(30.0)
+  assert [each.work_id for each in report.completions] == [-1]

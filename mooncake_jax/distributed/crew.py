@@ -86,12 +86,15 @@ class Crew:
     self._process = itertools.count()
     self._owns_ray = join_ray(spec, len(workers))
     self._members: dict[str, _Member] = {}
+    # As of the news taken: what is told to a process is for that process.
+    self._known: dict[str, _Member] = {}
     self._launching: set[Any] = set()
     self._restarters: list[threading.Thread] = []
     try:
       actors = {name: self._launch(name) for name in self._workers}
       for name, actor in actors.items():
         self._members[name] = self._ready(name, actor)
+      self._known = {**self._members}
     except BaseException:
       self._shut_down()
       raise
@@ -100,9 +103,9 @@ class Crew:
 
   @property
   def addresses(self) -> dict[str, Address]:
-    """Where the processes listen."""
+    """Where the processes listen, of which `take` has told."""
     with self._changed:
-      return {name: member.address for name, member in self._members.items()}
+      return {name: member.address for name, member in self._known.items()}
 
   def link_uses(
     self, start_s: float
@@ -131,6 +134,7 @@ class Crew:
       if self._crash:
         raise RuntimeError(f'crew ended by {self._crash!r}') from self._crash
       news, self._news = self._news, []
+      self._known = {**self._members}
       woken, self._woken = self._woken, False
       return news, woken
 
@@ -208,7 +212,7 @@ class Crew:
 
   def _member(self, name: str) -> _Member | None:
     with self._changed:
-      return self._members.get(name)
+      return self._known.get(name)
 
   def _post(self, name: str, news: News) -> None:
     with self._changed:
@@ -262,7 +266,7 @@ class Crew:
     ray.kill(member.actor)
     with self._changed:
       del self._members[member.name]
-    self._post(member.name, Lost(why))
+      self._post(member.name, Lost(why))
     thread = threading.Thread(
       target=self._restart, args=(member.name,), name='restart', daemon=True
     )
@@ -287,7 +291,7 @@ class Crew:
           self._launching.remove(actor)
       with self._changed:
         self._members[name] = member
-      self._post(name, Joined(member.address))
+        self._post(name, Joined(member.address))
       return
 
 
