@@ -86,6 +86,14 @@ def serve_once(
   return Outcome(records, journal, summary, prepared)
 
 
+def serve_alone(experiment: Experiment) -> Outcome:
+  """Serves an experiment's workload once, on a backend made for it."""
+  config = experiment.model.read_config()
+  prepared = prepare(experiment, config)
+  with backends(experiment, config) as make_backend:
+    return serve_once(experiment, config, prepared, make_backend())
+
+
 def _serve_vllm(
   experiment: Experiment, spec: VllmSpec, prepared: Prepared
 ) -> Outcome:

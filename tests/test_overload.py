@@ -3,10 +3,8 @@
 
 from scripts.config import load
 from scripts.experiment import Experiment
-from scripts.serving import backends
 from scripts.serving import Outcome
-from scripts.serving import prepare
-from scripts.serving import serve_once
+from scripts.serving import serve_alone
 
 
 def overloaded(admission: str) -> Outcome:
@@ -22,10 +20,7 @@ def overloaded(admission: str) -> Outcome:
     ],
     Experiment,
   )
-  config = experiment.model.read_config()
-  prepared = prepare(experiment, config)
-  with backends(experiment, config) as make:
-    return serve_once(experiment, config, prepared, make())
+  return serve_alone(experiment)
 
 
 def test_slo_predictive_keeps_most_within_the_slo():

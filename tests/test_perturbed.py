@@ -12,9 +12,7 @@ from cost_pieces import polynomial
 from mooncake_jax.costs.perturbed import PerturbedCost
 from scripts.config import load
 from scripts.experiment import Experiment
-from scripts.serving import backends
-from scripts.serving import prepare
-from scripts.serving import serve_once
+from scripts.serving import serve_alone
 
 TRUE = polynomial()
 NOISY = PerturbedCost(
@@ -94,10 +92,7 @@ def served(*bindings: str):
   run = 'configs/run/sim_misjudged.gin'
   few = ('conversation.num_requests=60', *bindings)
   experiment, _ = load(run, few, Experiment)
-  config = experiment.model.read_config()
-  with backends(experiment, config) as make_backend:
-    prepared = prepare(experiment, config)
-    return serve_once(experiment, config, prepared, make_backend()).summary
+  return serve_alone(experiment).summary
 
 
 def test_a_belief_that_is_off_shows_in_the_errors_and_each_time_alike():

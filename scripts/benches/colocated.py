@@ -12,9 +12,7 @@ from mooncake_jax.metrics.summary import Summary
 from scripts.benches.rows import Row
 from scripts.config import load
 from scripts.experiment import Experiment
-from scripts.serving import backends
-from scripts.serving import prepare
-from scripts.serving import serve_once
+from scripts.serving import serve_alone
 
 APART = 'configs/run/sim_disaggregated.gin'
 TOGETHER = 'configs/run/sim_colocated.gin'
@@ -49,10 +47,7 @@ def suits(summary: Summary) -> tuple[float, float]:
 def simulate(run: str, bindings: Sequence[str]) -> Summary:
   """Serves a run file's workload once."""
   experiment, _ = load(run, bindings, Experiment)
-  config = experiment.model.read_config()
-  prepared = prepare(experiment, config)
-  with backends(experiment, config) as make_backend:
-    return serve_once(experiment, config, prepared, make_backend()).summary
+  return serve_alone(experiment).summary
 
 
 def _rows(name: str, summary: Summary) -> list[Row]:

@@ -18,9 +18,7 @@ from mooncake_jax.workload.scale import TraceScale
 from scripts.benches.rows import Row
 from scripts.config import load
 from scripts.experiment import Experiment
-from scripts.serving import backends
-from scripts.serving import prepare
-from scripts.serving import serve_once
+from scripts.serving import serve_alone
 from scripts.workloads import published
 from scripts.workloads import TraceWorkload
 
@@ -87,7 +85,4 @@ def simulate(
       **cluster,
     ),
   )
-  config = experiment.model.read_config()
-  prepared = prepare(experiment, config)
-  with backends(experiment, config) as make_backend:
-    return serve_once(experiment, config, prepared, make_backend()).summary
+  return serve_alone(experiment).summary
