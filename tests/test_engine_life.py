@@ -2,6 +2,7 @@
 """The device backend from its start to its end, and when parts of it die."""
 
 import threading
+from typing import Any
 
 import jax
 import pytest
@@ -83,3 +84,21 @@ def test_instances_may_load_their_own_slices_of_the_parameters():
     expected = Desk(backend).prefill('a', random_tokens(7, 0), (1, 2))
   with tiny_backend(tiny_spec('a')) as backend:
     assert Desk(backend).prefill('a', random_tokens(7, 0), (1, 2)) == expected
+
+
+def test_what_could_not_start_is_not_under_way():
+  """Whatever raised: the clock starts anew only while nothing is."""
+  no_op: Any = None
+  with tiny_backend(tiny_spec('a')) as backend:
+    chunk = PrefillChunk('r', 0, 0, 4, (1,), random_tokens(4, 0))
+    batch = DecodeBatch((decode_row('r', 1, 0, (1, 2), 8),))
+    for start in (
+      lambda: backend.transfer([no_op], 0, 1e9),
+      lambda: backend.prefill('b', chunk),
+      lambda: backend.decode('b', batch, 8),
+    ):
+      with pytest.raises((AttributeError, ValueError)):
+        start()
+    backend.restart_clock()
+    assert backend.wait(None) == []
+    Desk(backend).prefill('a', random_tokens(16, 0), (1, 2, 3, 4))

@@ -9,7 +9,9 @@ for whom among transfers stands in `transfer/book.py`, the ways they take in
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 import itertools
@@ -32,6 +34,7 @@ from mooncake_jax.blocks.segments import owner
 from mooncake_jax.engine import programs
 from mooncake_jax.engine.assign import assign_devices
 from mooncake_jax.engine.decode_run import DecodeTask
+from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.inbox import earliest
 from mooncake_jax.engine.inbox import Inbox
 from mooncake_jax.engine.instance import Instance
@@ -39,6 +42,7 @@ from mooncake_jax.engine.memory import check_layout
 from mooncake_jax.engine.memory import counts
 from mooncake_jax.engine.memory import link_counts
 from mooncake_jax.engine.memory import regions
+from mooncake_jax.engine.memory import uses_since
 from mooncake_jax.engine.programs import OURS
 from mooncake_jax.engine.programs import PrefillPrograms
 from mooncake_jax.engine.progress import Progress
@@ -193,26 +197,26 @@ class DeviceBackend:
     self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
   ) -> WorkId:
     """See `Backend`; what can't be computed ends as 'failed'."""
-    at, work_id = self._at(instance), self._open()
-    self._progress.open(work_id, at.groups, instance)
-    run = at.start_chunk(
-      work_id,
-      work,
-      partial(self._progress.when, after, pool=instance),
-      lambda layers: self._progress.parts_done(work_id, [layers]),
-      partial(self._end, after),
-    )
-    self._cancel[work_id] = run.cancel
-    return work_id
+    with self._opened() as work_id:
+      at = self._at(instance)
+      self._progress.open(work_id, at.groups, instance)
+      run = at.start_chunk(
+        work_id,
+        work,
+        partial(self._progress.when, after, pool=instance),
+        lambda layers: self._progress.parts_done(work_id, [layers]),
+        partial(self._end, after),
+      )
+      self._cancel[work_id] = run.cancel
+      return work_id
 
   def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
     """See `Backend`; the step after a row's last is in the last completion."""
-    task = DecodeTask(
-      self._open(), batch, max_steps, self.now_s, self._inbox.post
-    )
-    self._cancel[task.work_id] = task.cancel
-    self._at(instance).start_decode(task)
-    return task.work_id
+    with self._opened() as work_id:
+      task = DecodeTask(work_id, batch, max_steps, self.now_s, self._inbox.post)
+      self._cancel[work_id] = task.cancel
+      self._at(instance).start_decode(task)
+      return work_id
 
   def transfer(
     self,
@@ -222,20 +226,20 @@ class DeviceBackend:
     after: tuple[WorkId, ...] = (),
   ) -> WorkId:
     """See `Backend`."""
-    ops, work_id = tuple(ops), self._open()
-    self._progress.open(
-      work_id, [(op.start_layer, op.stop_layer) for op in ops]
-    )
-    ended = partial(self._transfer_ended, work_id, after)
-    batch = self.transfers.allocate_batch(len(ops), ended)
-    self._cancel[work_id] = partial(self.transfers.cancel, batch)
-    ops_done = partial(self._ops_done, work_id)
-    first_s = math.inf if after else deadline_s
-    self.transfers.submit(batch, ops, priority, first_s, after, ops_done)
-    if after:
-      limit = partial(self._limit, batch, deadline_s - self.now_s())
-      self._progress.when(after, None, limit)
-    return work_id
+    with self._opened() as work_id:
+      ops = tuple(ops)
+      layers = [(op.start_layer, op.stop_layer) for op in ops]
+      self._progress.open(work_id, layers)
+      ended = partial(self._transfer_ended, work_id, after)
+      batch = self.transfers.allocate_batch(len(ops), ended)
+      self._cancel[work_id] = partial(self.transfers.cancel, batch)
+      ops_done = partial(self._ops_done, work_id)
+      first_s = math.inf if after else deadline_s
+      self.transfers.submit(batch, ops, priority, first_s, after, ops_done)
+      if after:
+        limit = partial(self._limit, batch, deadline_s - self.now_s())
+        self._progress.when(after, None, limit)
+      return work_id
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:
     """See `Backend`; ops that are writing them end as 'failed'."""
@@ -261,12 +265,12 @@ class DeviceBackend:
     """See `Backend`; ValueError if there is no such store."""
     if segment not in self._probers:
       raise ValueError(f'no store {segment!r} among {list(self._probers)}')
-    work_id = self._open()
-    self._cancel[work_id] = lambda: None
-    self._probers[segment].ask(
-      Question(work_id, keys, deadline_s, self._inbox.post)
-    )
-    return work_id
+    with self._opened() as work_id:
+      self._cancel[work_id] = lambda: None
+      self._probers[segment].ask(
+        Question(work_id, keys, deadline_s, self._inbox.post)
+      )
+      return work_id
 
   def cancel(self, work_id: WorkId) -> None:
     """See `Backend`."""
@@ -291,13 +295,7 @@ class DeviceBackend:
 
   def link_uses(self) -> dict[tuple[str, str], LinkUse]:
     """See `Backend`; a link leads into devices, host memory, SSD or a store."""
-    uses = {}
-    for name, now in link_counts(self.instances, self.tiers).items():
-      before = self._links_before.get(name, LinkCount())
-      uses[name] = LinkUse(
-        now.num_bytes - before.num_bytes, now.busy_s - before.busy_s
-      )
-    return uses
+    return uses_since(self._links_before, self.instances, self.tiers)
 
   def wake(self) -> None:
     """See `Backend`. Any thread may call."""
@@ -318,10 +316,18 @@ class DeviceBackend:
       instance.num_step_programs for instance in self.instances.values()
     )
 
-  def _open(self) -> WorkId:
+  @contextmanager
+  def _opened(self) -> Iterator[WorkId]:
+    """A new work; there is none if what starts it raises."""
     work_id = next(self._ids)
     self._inbox.open(work_id)
-    return work_id
+    try:
+      yield work_id
+    except BaseException as error:
+      self._inbox.forget(work_id)
+      self._progress.end(work_id, describe(error))
+      self._cancel.pop(work_id, lambda: None)()
+      raise
 
   def _at(self, name: str) -> Instance:
     if name not in self.instances:
@@ -388,9 +394,7 @@ class DeviceBackend:
         completion, status='failed', error=error, op_status=failed
       )
     self._inbox.post(completion)
-    why = (
-      ''
-      if completion.status == 'completed'
-      else (f'{completion.status}: {completion.error}')
-    )
+    why = ''
+    if completion.status != 'completed':
+      why = f'{completion.status}: {completion.error}'
     self._progress.end(completion.work_id, why)

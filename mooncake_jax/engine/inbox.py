@@ -34,6 +34,14 @@ class Inbox:
     with self._changed:
       self._open.add(work_id)
 
+  def forget(self, work_id: WorkId) -> None:
+    """The work could not start: nothing comes of it."""
+    with self._changed:
+      self._open.discard(work_id)
+      self._completions = [
+        each for each in self._completions if each.work_id != work_id
+      ]
+
   def post(self, completion: Completion) -> None:
     """Queues a completion unless its work has ended."""
     with self._changed:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import jax
 
+from mooncake_jax.backend import LinkUse
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
@@ -45,6 +46,19 @@ def link_counts(
 ) -> dict[tuple[str, str], LinkCount]:
   """The same by kind and whose: ('into_host', 'prefill0'), ..."""
   return {name: link.count for name, link in _links(instances, tiers)}
+
+
+def uses_since(
+  before: Mapping[tuple[str, str], LinkCount],
+  instances: Mapping[str, Instance],
+  tiers: Mapping[str, FarTier],
+) -> dict[tuple[str, str], LinkUse]:
+  """What each link has carried since `link_counts` gave `before`."""
+  uses = {}
+  for name, now in link_counts(instances, tiers).items():
+    old = before.get(name, LinkCount())
+    uses[name] = LinkUse(now.num_bytes - old.num_bytes, now.busy_s - old.busy_s)
+  return uses
 
 
 def _links(
