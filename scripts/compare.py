@@ -77,6 +77,11 @@ def config_of(folder: Path) -> dict[str, str]:
     return {}
   source = gin_source.Source()
   gin_source.read(path, source)
+  return bindings_of(source)
+
+
+def bindings_of(source: gin_source.Source) -> dict[str, str]:
+  """The value of each binding, as a gin file writes it."""
   return {each.name: gin_source.written(each.value) for each in source.bindings}
 
 

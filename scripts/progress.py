@@ -17,8 +17,14 @@ from mooncake_jax.events import Event
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[Event], None]]:
-  """Gives the callback for `serve(on_event=)`; counts requests that ended."""
+def progress(
+  label: str, total: int, done: int = 0
+) -> Iterator[Callable[[Event], None]]:
+  """Gives the callback for `serve(on_event=)`; counts requests that ended.
+
+  Args:
+    done: so many had ended before.
+  """
   # As text in a notebook too, where it goes wherever stdout does.
   bar = Progress(
     TextColumn('{task.description}'),
@@ -28,7 +34,7 @@ def progress(label: str, total: int) -> Iterator[Callable[[Event], None]]:
     console=Console(force_jupyter=False),
   )
   with bar:
-    task = bar.add_task(label, total=total)
+    task = bar.add_task(label, total=total, completed=done)
 
     def on_event(event: Event) -> None:
       if isinstance(event, ENDS):

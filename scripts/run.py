@@ -2,11 +2,13 @@
 """Serves a workload as a gin file says, on devices or in simulation.
 
   python scripts/run.py configs/run/NAME.gin [--bind 'X.y=z'] [--out DIR]
-    [--parquet]
+    [--parquet] [--resume]
 
 Prints a progress bar and a table, and leaves the results folder in DIR, or in
 results/NAME. The exit status is 2 for a mistake in the configuration, 1 for
-anything that the run then meets.
+anything that the run then meets, and 143 if SIGTERM ended it: with --resume the
+same command goes on (see scripts/resuming.py), begins where nothing was begun,
+and does nothing where all is done.
 """
 
 import argparse
@@ -15,6 +17,8 @@ import sys
 
 from mooncake_jax.report.parquet import require_pyarrow
 from mooncake_jax.report.parquet import write_parquet
+from mooncake_jax.report.unfinished import is_unfinished
+from scripts import resuming
 from scripts.config import load
 from scripts.errors import one_line_errors
 from scripts.experiment import Experiment
@@ -32,13 +36,28 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     '--parquet', action='store_true', help='records.parquet besides'
   )
+  parser.add_argument(
+    '--resume', action='store_true', help='go on with what DIR holds'
+  )
   args = parser.parse_args(argv)
   out = args.out or Path('results') / Path(args.config).stem
   with one_line_errors():
     if args.parquet:
       require_pyarrow()  # Known before the run, not after it.
     experiment, operative = load(args.config, args.bind, Experiment)
-    outcomes = run(experiment, operative, out)
+    if args.resume:
+      resuming.check_same(out, operative)
+      if resuming.is_done(out):
+        print(f'done already: {out}')
+        return 0
+    elif is_unfinished(out):
+      print(f'{out}: begins anew; --resume would go on', file=sys.stderr)
+    try:
+      with resuming.ends_on_sigterm():
+        outcomes = run(experiment, operative, out, resumes=args.resume)
+    except resuming.Preempted:
+      print(f'ended by SIGTERM; --resume goes on: {out}', file=sys.stderr)
+      return resuming.PREEMPTED
     for name, outcome in outcomes.items() if args.parquet else ():
       folder = folder_of(out, name)
       write_parquet(folder / 'records.parquet', outcome.records)

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 import gc
+from typing import Protocol
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.cluster import Cluster
@@ -16,6 +18,7 @@ from mooncake_jax.events import Event
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.metrics.summary import Summary
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.report.unfinished import Unfinished
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import Journal
 from mooncake_jax.serve import serve
@@ -23,7 +26,14 @@ from mooncake_jax.sim.virtual import VirtualBackend
 from mooncake_jax.systems.vllm import serve_vllm
 from mooncake_jax.systems.vllm import VllmSpec
 from scripts.experiment import Experiment
+from scripts.resuming import rest_of
 from scripts.workloads import Prepared
+
+
+class MakeBackend(Protocol):
+  """Gives an idle backend whose clock stands at `at_s`; 0 in a simulation."""
+
+  def __call__(self, at_s: float = 0.0) -> Backend: ...
 
 
 @dataclass(frozen=True)
@@ -61,29 +71,52 @@ def serve_once(
   prepared: Prepared,
   backend: Backend,
   on_event: Callable[[Event], None] | None = None,
+  unfinished: Unfinished | None = None,
 ) -> Outcome:
-  """Serves on an idle backend whose clock stands at 0."""
+  """Serves on an idle backend whose clock stands at 0.
+
+  Args:
+    unfinished: what earlier parts of the run have served, at whose `at_s` the
+      clock stands then; records go there as they end.
+  """
   if experiment.vllm is not None:
     return _serve_vllm(experiment, experiment.vllm, prepared)
   conductor = conductor_of(experiment, config)
   cluster = cluster_of(experiment, config, backend, conductor)
+  ended: list[RequestRecord] = []
+  requests, keep = prepared.requests, None
+  if unfinished is not None:
+    requests = rest_of(prepared, unfinished.records)
+    ended += unfinished.records
+    keep = partial(_keep, ended, unfinished)
   with rare_collections():
     records, journal = serve(
-      prepared.requests,
+      requests,
       conductor,
       cluster,
       prepared.follow_up,
       on_event,
       experiment.keeps_journal,
       experiment.changes,
+      on_record=keep,
     )
+  records += sorted(ended, key=lambda record: record.arrival_s)
+  is_whole = unfinished is None or len(unfinished.parts) == 1
   summary = summarize(
     records,
     experiment.slo,
     instances=experiment.cluster.num_nodes,
-    links=backend.link_uses(),
+    # Of earlier parts nobody knows what their links carried.
+    links=backend.link_uses() if is_whole else None,
   )
   return Outcome(records, journal, summary, prepared)
+
+
+def _keep(
+  ended: list[RequestRecord], unfinished: Unfinished, record: RequestRecord
+) -> None:
+  ended.append(record)
+  unfinished.keep(record)
 
 
 def serve_alone(experiment: Experiment) -> Outcome:
@@ -167,7 +200,7 @@ def backends(
   experiment: Experiment,
   config: ModelConfig,
   simulated: type[VirtualBackend] = VirtualBackend,
-) -> Iterator[Callable[[], Backend]]:
+) -> Iterator[MakeBackend]:
   """What gives an idle backend for each run of an experiment.
 
   A simulation's is `simulated`, one that jumps or one that keeps pace.
@@ -184,7 +217,7 @@ def backends(
       cluster.chunk_tokens * config.model_dim * cluster.kv_dtype_bytes,
       'handoff',
     )
-    yield lambda: simulated(
+    yield lambda at_s=0.0: simulated(
       truth,
       cluster.layers_of_stages(config),
       instances=experiment.instances if instances is None else instances,
@@ -199,8 +232,8 @@ def backends(
 
   with opened(experiment, config) as backend:
 
-    def again() -> Backend:
-      backend.restart_clock()
+    def again(at_s: float = 0.0) -> Backend:
+      backend.restart_clock(at_s=at_s)
       return backend
 
     yield again

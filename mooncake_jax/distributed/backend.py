@@ -84,10 +84,10 @@ class RayBackend:
     """Seconds from the start of the run."""
     return self._clock() - self._start_s
 
-  def restart_clock(self) -> None:
-    """Makes now the start of the run. Only while no work is under way."""
+  def restart_clock(self, at_s: float = 0.0) -> None:
+    """Makes now `at_s` of the run. Only while no work is under way."""
     assert not self._works, 'works are under way'
-    self._start_s = self._clock()
+    self._start_s = self._clock() - at_s
     for name in self._there:
       self._tell(name, c.RestartClock(self._start_s))
     self._flush()

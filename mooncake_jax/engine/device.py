@@ -182,13 +182,15 @@ class DeviceBackend:
     """Seconds from the start of the run."""
     return self._clock() - self._start_s
 
-  def restart_clock(self, start_s: float | None = None) -> None:
-    """Makes now, or `start_s` on the clock given, the start of the run.
+  def restart_clock(
+    self, start_s: float | None = None, at_s: float = 0.0
+  ) -> None:
+    """Makes now, or `start_s` on the clock given, `at_s` of the run.
 
     Only while no work is under way.
     """
     assert not self._inbox.has_open, 'works are under way'
-    self._start_s = self._clock() if start_s is None else start_s
+    self._start_s = (self._clock() if start_s is None else start_s) - at_s
     self._links_before = link_counts(self.instances, self.tiers)
     for instance in self.instances.values():
       instance.restart_clock()

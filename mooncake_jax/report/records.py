@@ -20,7 +20,7 @@ from mooncake_jax.serve import Journal
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
   """One record a line; a segment has the numbers of `TokenSegment`."""
-  write_lines(path, map(_record_to_json, records))
+  write_lines(path, map(record_to_json, records))
 
 
 def read_records(path: Path) -> list[RequestRecord]:
@@ -29,15 +29,17 @@ def read_records(path: Path) -> list[RequestRecord]:
   Raises:
     ValueError: a line that is not a record; names file, line and field.
   """
-  return [_record_from_json(where, item) for where, item in read_lines(path)]
+  return [record_from_json(where, item) for where, item in read_lines(path)]
 
 
-def _record_to_json(record: RequestRecord) -> dict[str, Any]:
+def record_to_json(record: RequestRecord) -> dict[str, Any]:
+  """What `json.dumps` takes."""
   segments = [[*astuple(s)] for s in record.segments]
   return encode(record) | {'segments': segments}
 
 
-def _record_from_json(where: str, item: dict[str, Any]) -> RequestRecord:
+def record_from_json(where: str, item: dict[str, Any]) -> RequestRecord:
+  """Inverts `record_to_json`; a ValueError begins with `where`."""
   try:
     record = decode(item | {'segments': []}, RequestRecord)
     record.segments = [TokenSegment(*numbers) for numbers in item['segments']]

@@ -13,15 +13,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from mooncake_jax.backend import Backend
 from mooncake_jax.model_config import ModelConfig
 from scripts.config import load
 from scripts.experiment import Experiment
 from scripts.serving import backends
+from scripts.serving import MakeBackend
 from scripts.sweeps import point
 from scripts.sweeps.grid import Point
-
-MakeBackend = Callable[[], Backend]
 
 
 def run_points(
