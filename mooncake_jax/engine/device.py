@@ -182,13 +182,8 @@ class DeviceBackend:
     """Seconds from the start of the run."""
     return self._clock() - self._start_s
 
-  def restart_clock(
-    self, start_s: float | None = None, at_s: float = 0.0
-  ) -> None:
-    """Makes now, or `start_s` on the clock given, `at_s` of the run.
-
-    Only while no work is under way.
-    """
+  def restart_clock(self, start_s: float | None = None, at_s=0.0) -> None:
+    """Makes now, or `start_s` on the clock given, `at_s` of the run; idle."""
     assert not self._inbox.has_open, 'works are under way'
     self._start_s = (self._clock() if start_s is None else start_s) - at_s
     self._links_before = link_counts(self.instances, self.tiers)
