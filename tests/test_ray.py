@@ -1,161 +1,258 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances in processes of their own serve as they do in one process."""
+"""Instances in processes of their own serve as they do in one process.
 
-from dataclasses import replace
-from functools import partial
+And whichever of them is killed, stopped or slow, at whatever moment: every
+request ends, with the right tokens or a reason, and nobody else keeps
+anything of what was under way.
+"""
+
 import importlib.util
-import os
 import signal
+import threading
 import time
 from typing import Any
 from typing import cast
 
+import numpy as np
 import pytest
 
 from engine_pieces import MODEL
-from engine_pieces import tiny_params
-from lifecycle import close
 from lifecycle import COSTS
-from lifecycle import make_conductor
-from lifecycle import make_device
+from lifecycle import make_request
 from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import PrefillChunk
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.distributed import commands as c
-from mooncake_jax.distributed.spec import RaySpec
-from mooncake_jax.distributed.spec import WireSpec
-from mooncake_jax.distributed.token import require_token
-from mooncake_jax.distributed.worker import WorkerSpec
+from mooncake_jax.events import Failed
 from mooncake_jax.events import Finished
-from mooncake_jax.events import InstanceJoined
-from mooncake_jax.events import InstanceLost
-from mooncake_jax.serve import serve
-from scripts.device import instance_specs
-from scripts.device import start_jax
+from mooncake_jax.events import PrefillDone
+from mooncake_jax.events import TokensEmitted
+from mooncake_jax.events import WorkDone
+from ray_pieces import lost
+from ray_pieces import one_process
+from ray_pieces import ray_cluster
+from ray_pieces import send
+from ray_pieces import serve_watched
+from ray_pieces import settle
+from ray_pieces import tokens_of
+from ray_pieces import Watch
 
 # Not imported here: it is told of its token first.
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec('ray') is None, reason='Ray is not installed'
 )
-# Who gets which signal, after so many requests have finished.
-AT = {3: [('decode0', signal.SIGKILL), ('prefill0', signal.SIGSTOP)]}
-SMALL = replace(SPEC, prefill_instances=1, decode_instances=1)
+STOP, CONTINUE, KILL = signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL
 
 
 @pytest.fixture(scope='module')
 def backend():
-  """One prefill and one decode instance, each in a process."""
-  require_token()
-  from mooncake_jax.distributed.backend import RayBackend
-
-  instances = instance_specs(SMALL, MODEL)
-  names = [instance.name for instance in instances]
-  # Workers compile as little as this process does.
-  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
-  workers = [
-    WorkerSpec(
-      MODEL,
-      SMALL.layout(MODEL),
-      instance,
-      tuple(name for name in names if name != instance.name),
-      tiny_params(),
-      'float32',
-      WireSpec('tcp', checksums=True),
-      'secret',
-      partial(start_jax, 1),
-    )
-    for instance in instances
-  ]
-  spec = RaySpec(silence_s=6.0)
-  with RayBackend(SMALL.layout(MODEL), workers, spec) as made:
+  """Two prefill and two decode instances, each in a process."""
+  with ray_cluster() as made:
     yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def cluster(backend):
-  backend.restart_clock()
-  return Cluster(SMALL, MODEL, backend, costs=COSTS)
+  return Cluster(SPEC, MODEL, backend, costs=COSTS)
 
 
-def tokens_of(records) -> dict[str, tuple[int, ...]]:
-  return {r.request_id: tuple(r.output_tokens) for r in records}
+@pytest.fixture(scope='module')
+def expected():
+  with one_process() as tokens:
+    yield tokens
 
 
-def in_one_process(requests) -> dict[str, tuple[int, ...]]:
-  cluster = make_device(SMALL)
-  records, _ = serve(requests, make_conductor(SMALL), cluster)
-  close(cluster)
-  return tokens_of(records)
+def long_requests(count, prompt=110, output=8, every_s=0.0):
+  rng = np.random.default_rng(prompt)
+  return [
+    make_request(
+      f'r{i}',
+      rng.integers(2, MODEL.vocab_size, prompt - i),
+      output,
+      every_s * i,
+    )
+    for i in range(count)
+  ]
 
 
-def test_the_same_tokens_as_in_one_process(backend, cluster):
+def check(records, requests, expected, completed=None) -> None:
+  """All ended, with the tokens of one process or with a reason."""
+  assert len(records) == len(requests)
+  right = expected(requests)
+  for record in records:
+    if record.outcome == 'completed':
+      assert tuple(record.output_tokens) == right[record.request_id], record
+    else:
+      assert record.outcome == 'failed' and record.reason, record
+  if completed is not None:
+    assert sum(r.outcome == 'completed' for r in records) >= completed, records
+
+
+def test_the_same_tokens_as_in_one_process(backend, cluster, expected):
   requests = shared_prefix_requests(16, output=9, every_s=0.02)
-  records, _ = serve(requests, make_conductor(SMALL), cluster)
+  records = serve_watched(requests, cluster, Watch())
   assert [r.outcome for r in records] == ['completed'] * 16
-  assert tokens_of(records) == in_one_process(requests)
+  assert tokens_of(records) == expected(requests)
   assert any(r.reused_tokens for r in records)
-  cluster.check()
   uses = backend.link_uses()
   handed = sum(r.num_prompt_tokens for r in requests)
-  num_bytes = uses['wire', 'decode0'].num_bytes
-  assert num_bytes >= handed * SMALL.layout(MODEL).token_layer_bytes * 3
+  num_bytes = sum(uses['wire', f'decode{i}'].num_bytes for i in range(2))
+  assert num_bytes >= handed * SPEC.layout(MODEL).token_layer_bytes * 3
   for r in records:
     times = [r.arrival_s, r.prefill_start_s, r.prefill_done_s, r.finished_s]
     assert times == sorted(times), r
 
 
-def test_killed_and_silent_instances_are_missed_and_join_again(
-  backend, cluster
+def test_a_prefill_instance_killed_with_one_under_way_and_others_queued(
+  backend, cluster, expected
 ):
-  """Every request ends, with a reason if it must; later ones are served."""
-  requests = shared_prefix_requests(40, output=30, every_s=0.2)
-  seen, done = [], []
+  """Those are prefilled by the other; the process that follows serves."""
+  requests, victim = long_requests(12), 'prefill0'
 
-  def on_event(event):
-    seen.append(event)
-    if isinstance(event, Finished):
-      done.append(event)
-      for name, signal_number in AT.get(len(done), ()):
-        os.kill(backend.crew.process_id(name), signal_number)
-      begun_s = time.monotonic()
-      backend.link_uses()  # waits for nobody, whoever is silent
-      assert time.monotonic() - begun_s < 2.0
+  def on_event(watch, event):
+    if not isinstance(event, WorkDone) or event.instance != victim:
+      return False
+    send(backend, victim, KILL)
+    return True
 
-  records, _ = serve(
-    requests, make_conductor(SMALL), cluster, on_event=on_event
+  watch = Watch(on_event)
+  records = serve_watched(requests, cluster, watch)
+  check(records, requests, expected, completed=12)
+  assert lost(watch) == {victim}
+  again = {e.request_id for e in watch.of(Failed)}
+  first = [e for e in watch.of(WorkDone) if e.instance == victim]
+  begun = {e.request_id for e in first if e.time_s <= watch.acted_s}
+  assert again & begun and again - begun  # in prefill, and queued
+  assert all(watch.placed[i, 1].decision.prefill == 'prefill1' for i in again)
+  records = serve_watched(long_requests(4, 100), cluster, watch := Watch())
+  assert all(r.outcome == 'completed' for r in records) and not lost(watch)
+  assert victim in {d.decision.prefill for d in watch.placed.values()}
+
+
+@pytest.mark.parametrize('victim', ['prefill', 'decode'])
+def test_either_end_of_a_transfer_killed(backend, cluster, expected, victim):
+  """Its target takes nothing while it is stopped, so it is under way."""
+  requests, names = long_requests(6), []
+
+  def on_event(watch, event):
+    if isinstance(event, WorkDone) and not names:
+      decision = watch.placed[event.request_id, 0].decision
+      names[:] = decision.prefill, decision.decode, event.request_id
+      send(backend, decision.decode, STOP)
+    if not isinstance(event, PrefillDone) or event.request_id not in names:
+      return False
+    send(backend, names[victim == 'decode'], KILL)
+    if victim == 'prefill':
+      send(backend, names[1], CONTINUE)
+    return True
+
+  watch = Watch(on_event)
+  records = serve_watched(requests, cluster, watch)
+  assert watch.acted_s is not None
+  check(records, requests, expected, completed=6)
+  assert lost(watch) == {names[victim == 'decode']}
+  assert names[2] in {e.request_id for e in watch.of(Failed)}
+
+
+def test_a_decode_instance_killed_while_it_decodes(backend, cluster, expected):
+  requests = long_requests(6, prompt=40, output=60)
+
+  def on_event(watch, event):
+    if not isinstance(event, TokensEmitted) or event.instance != 'decode1':
+      return False
+    if event.emitted.segment.count < 2 and len(watch.of(TokensEmitted)) < 12:
+      return False
+    send(backend, 'decode1', KILL)
+    return True
+
+  watch = Watch(on_event)
+  records = serve_watched(requests, cluster, watch)
+  check(records, requests, expected, completed=6)
+  assert lost(watch) == {'decode1'}
+  assert watch.of(Failed)
+
+
+def test_a_slow_instance_is_waited_for_and_its_late_news_are_dropped(
+  backend, cluster, expected
+):
+  """Stopped for less than `silence_s`; one of its requests is given up."""
+  requests = long_requests(8, every_s=0.05)
+
+  def on_event(watch, event):
+    if not isinstance(event, WorkDone) or event.instance != 'prefill0':
+      return False
+    send(backend, 'prefill0', STOP)
+    timer = threading.Timer(2.0, send, (backend, 'prefill0', CONTINUE))
+    timer.start()
+    cluster.cancel(event.request_id)
+    watch.cancelled = event.request_id
+    return True
+
+  watch = Watch(on_event)
+  records = serve_watched(requests, cluster, watch)
+  assert not lost(watch) and watch.acted_s is not None
+  ends = {r.request_id: r for r in records}
+  assert ends.pop(watch.cancelled).outcome == 'cancelled'
+  rest = [r for r in requests if r.request_id in ends]
+  check([*ends.values()], rest, expected, completed=7)
+
+
+def test_killed_and_silent_instances_are_missed_and_join_again(
+  backend, cluster, expected
+):
+  """Two at once; who asks what links carry waits for neither."""
+  requests = shared_prefix_requests(40, output=30, every_s=0.1)
+
+  def on_event(watch, event):
+    if not isinstance(event, Finished) or len(watch.of(Finished)) < 3:
+      return False
+    send(backend, 'decode0', KILL)
+    send(backend, 'prefill0', STOP)
+    begun_s = time.monotonic()
+    backend.link_uses()
+    assert time.monotonic() - begun_s < 2.0
+    return True
+
+  watch = Watch(on_event)
+  records = serve_watched(requests, cluster, watch)
+  check(records, requests, expected)
+  assert 'decode0' in lost(watch)
+
+
+def test_what_a_work_waits_elsewhere_puts_its_deadline_off(backend, cluster):
+  """A put of decode pages after a chunk on a prefill instance that is slow."""
+  tokens = np.zeros(8, np.int32)
+  chunk = PrefillChunk('x', 0, 0, 8, (1, 2), tokens)
+  size = 8 * SPEC.layout(MODEL).token_layer_bytes * 3
+  op = TransferOp(
+    DevicePages('decode0', (1, 2)),
+    Replica('prefill1', 1 << 40, b'x'),
+    0,
+    3,
+    size,
   )
-  lost = {e.instance: e.time_s for e in seen if isinstance(e, InstanceLost)}
-  assert 'prefill0' in lost
-  assert len(records) == 40
-  assert {r.outcome for r in records} <= {'completed', 'failed', 'rejected'}
-  later = [
-    replace(request, request_id=f'later {request.request_id}')
-    for request in shared_prefix_requests(4, output=9, seed=1)
-  ]
-  expected = in_one_process([*requests, *later])
-  for record in records:
-    if record.outcome == 'completed':
-      assert tuple(record.output_tokens) == expected[record.request_id]
-    else:
-      assert record.reason, record
-  until_s = backend.now_s() + 90
-  while len({e.instance for e in seen if isinstance(e, InstanceJoined)}) < 2:
-    seen += cluster.step(backend.now_s() + 1)
-    assert backend.now_s() < until_s
-  cluster.check()
-  now_s = backend.now_s()
-  later = [replace(request, arrival_s=now_s) for request in later]
-  records, _ = serve(later, make_conductor(SMALL), cluster)
-  assert [r.outcome for r in records] == ['completed'] * 4
-  assert all(expected[name] == got for name, got in tokens_of(records).items())
+  send(backend, 'prefill0', STOP)
+  before = backend.prefill('prefill0', chunk)
+  put = backend.transfer([op], 0, backend.now_s() + 0.5, (before,))
+  backend.wait(backend.now_s() + 1.0)
+  send(backend, 'prefill0', CONTINUE)
+  ends = {}
+  while put not in ends:
+    ends |= {each.work_id: each for each in backend.wait(backend.now_s() + 9)}
+  assert ends[put].status == 'completed', ends
+  backend.drop((op.dst,))
+  settle(cluster)
 
 
-def test_what_was_for_a_lost_process_does_not_reach_the_next(backend):
-  """Which may be there before the driver has heard of either. The last test:
-  the news are taken from the backend."""
+def test_what_was_for_a_lost_process_does_not_reach_the_next(backend, cluster):
+  """Which may be there before the driver has heard of either."""
   crew, no_op = backend.crew, cast(Any, None)
   before = crew._members['decode0']
-  os.kill(crew.process_id('decode0'), signal.SIGKILL)
+  send(backend, 'decode0', KILL)
   until_s = time.monotonic() + 90
   while crew._members.get('decode0', before) is before:
     assert time.monotonic() < until_s
@@ -169,3 +266,6 @@ def test_what_was_for_a_lost_process_does_not_reach_the_next(backend):
   crew.tell('decode0', [c.Transfer(-1, [no_op], 0, 1.0)])
   ((_, report),), _ = crew.take(30.0)
   assert [each.work_id for each in report.completions] == [-1]
+  for name, each in news:
+    backend._hear(name, each)
+  settle(cluster)

@@ -19,6 +19,7 @@ from mooncake_jax.distributed.nixl import NixlMover
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.transfer.arrivals import Arrivals
+from mooncake_jax.transfer.arrivals import EARLY_S
 from mooncake_jax.transfer.segment import Part
 
 SHAPE = PartShape(4, 2, 8, 64, np.dtype(np.float32))
@@ -127,6 +128,23 @@ def test_what_nobody_wants_is_refused_and_the_wire_goes_on(movers):
     assert arrivals.taken_bytes == part().num_bytes  # that of the one taken
     late = Got(arrivals, 4)
     assert len(late.errors) == 1 and not late.parts
+
+
+def test_what_nobody_comes_for_is_let_go():
+  """Of ops that ended before the last `MAX_OVER` that ended badly."""
+  now_s = [0.0]
+  arrivals = Arrivals(1 << 20, lambda: now_s[0])
+  one = part()
+  assert arrivals.room(2 * one.num_bytes, 0.0)
+  arrivals.landed(1, one)
+  now_s[0] = 1.01 * EARLY_S
+  assert arrivals.taken_bytes == 2 * one.num_bytes
+  arrivals.landed(2, one)
+  assert arrivals.taken_bytes == one.num_bytes
+  assert len(Got(arrivals, 1).errors) == 1
+  assert len(Got(arrivals, 2).parts) == 1
+  arrivals.complete(2)  # nothing is remembered of what came whole
+  assert arrivals.wants(2)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import ray
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Report
+from mooncake_jax.distributed.holdings import Holdings
 from mooncake_jax.distributed.worker import Worker
 from mooncake_jax.distributed.worker import WorkerSpec
 from mooncake_jax.request import BlockKey
@@ -47,6 +48,9 @@ class InstanceActor:
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     return self._worker.adopt(segment)
+
+  def holdings(self) -> Holdings:
+    return self._worker.holdings()
 
   def num_programs(self) -> int:
     return self._worker.num_programs()

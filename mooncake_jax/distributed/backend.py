@@ -29,6 +29,7 @@ from mooncake_jax.distributed.crew import Crew
 from mooncake_jax.distributed.crew import Joined
 from mooncake_jax.distributed.crew import Lost
 from mooncake_jax.distributed.crew import News
+from mooncake_jax.distributed.holdings import Holdings
 from mooncake_jax.distributed.legs import legs_of
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.work import failed
@@ -162,6 +163,10 @@ class RayBackend:
         )
     return now
 
+  def holdings(self) -> dict[str, Holdings]:
+    """What the processes hold that are there and answer; waits for them."""
+    return self.crew.ask('holdings', names=[*self._there])
+
   def cancel(self, work_id: WorkId) -> None:
     """See `Backend`."""
     if (work := self._works.get(work_id)) is None:
@@ -206,6 +211,7 @@ class RayBackend:
 
   def _open(self, work: Work, after: tuple[WorkId, ...]) -> WorkId:
     """Starts a work, or notes what it waits for first."""
+    work.opened_s = self.now_s()
     self._works[work.work_id] = work
     if error := next((self._failed[i] for i in after if i in self._failed), ''):
       self._end_unstarted(work, 'failed', error)
@@ -218,19 +224,21 @@ class RayBackend:
     for other in filter(None, map(self._works.get, after)):
       if starters != {other.home} or not other.is_started:
         work.waits.add(other.work_id)
+        work.has_waited = True
         self._waiting.setdefault(other.work_id, []).append(work)
     if not work.waits:
       self._start(work)
     return work.work_id
 
   def _start(self, work: Work) -> None:
-    work.is_started = True
+    now_s, work.is_started = self.now_s(), True
+    if work.has_waited:
+      work.put_off(now_s - work.opened_s)
     if not work.commands:
-      now_s = self.now_s()
       self._finish(work, Completion(work.work_id, 'completed', now_s, now_s))
     for name, command in work.commands.items():
       if why := self._there[name]:
-        self._leg_ended(work, name, failed(work.work_id, self.now_s(), why))
+        self._leg_ended(work, name, failed(work.work_id, now_s, why))
       else:
         self._tell(name, command)
 

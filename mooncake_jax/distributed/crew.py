@@ -62,6 +62,7 @@ class _Member:
   name: str
   actor: Any
   address: Address
+  process_id: int
   heard_s: float
   last: Report = field(default_factory=Report)
 
@@ -161,9 +162,11 @@ class Crew:
         continue
     return answers
 
-  def process_id(self, name: str) -> int:
-    """The number of the instance's process on its host."""
-    return self.ask('process_id', names=[name])[name]
+  @property
+  def process_ids(self) -> dict[str, int]:
+    """Numbers of the instances' processes on their hosts, as of now."""
+    with self._changed:
+      return {name: each.process_id for name, each in self._members.items()}
 
   def close(self) -> None:
     """Ends all processes, and Ray if it was started here."""
@@ -204,11 +207,12 @@ class Crew:
         PINGS, lambda: ray.get(actor.clock_s.remote(), timeout=CALL_S)
       )
       ray.get(actor.set_clock.remote(ahead_s), timeout=CALL_S)
+      process_id = ray.get(actor.process_id.remote(), timeout=CALL_S)
     except RayError as error:
       ray.kill(actor)
       why = 'it took too long' if isinstance(error, GetTimeoutError) else error
       raise RuntimeError(f'instance {name!r} did not start: {why}') from error
-    return _Member(name, actor, tuple(address), time.monotonic())
+    return _Member(name, actor, tuple(address), process_id, time.monotonic())
 
   def _member(self, name: str) -> _Member | None:
     with self._changed:

@@ -9,6 +9,7 @@ from mooncake_jax.backend import Completion
 from mooncake_jax.backend import Status
 from mooncake_jax.backend import WorkId
 from mooncake_jax.distributed.commands import Command
+from mooncake_jax.distributed.commands import Transfer
 from mooncake_jax.distributed.legs import Leg
 from mooncake_jax.distributed.legs import sent_as
 from mooncake_jax.distributed.legs import worst
@@ -23,6 +24,8 @@ class Work:
     legs: of a transfer.
     num_ops: of a transfer.
     waits: works elsewhere that must end before this one is started.
+    has_waited: there were such.
+    opened_s: when the backend was asked for it.
     is_started: the commands were sent.
   """
 
@@ -31,6 +34,8 @@ class Work:
   legs: dict[str, Leg] = field(default_factory=dict)
   num_ops: int = 0
   waits: set[WorkId] = field(default_factory=set)
+  has_waited: bool = False
+  opened_s: float = 0.0
   is_started: bool = False
   ends: dict[str, Completion] = field(default_factory=dict)
 
@@ -46,6 +51,12 @@ class Work:
   def left(self) -> set[str]:
     """Instances that have not told of its end."""
     return self.commands.keys() - self.ends.keys()
+
+  def put_off(self, seconds: float) -> None:
+    """Its deadlines, by what it waited; see `Backend.transfer`."""
+    for command in self.commands.values():
+      if isinstance(command, Transfer):
+        command.deadline_s += seconds
 
   def end(self, instance: str, completion: Completion) -> tuple[int, ...]:
     """Notes the end at an instance.

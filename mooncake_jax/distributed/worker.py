@@ -27,6 +27,8 @@ from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.channel import Address
+from mooncake_jax.distributed.holdings import Holdings
+from mooncake_jax.distributed.holdings import holdings_of
 from mooncake_jax.distributed.landing import Landing
 from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.movers import make_mover
@@ -88,9 +90,11 @@ class Worker:
     self._is_closed = False
     self._offset_s = 0.0
     self._start_s: float | None = None
-    # By the driver's number; None: it could not start.
-    self._local: OrderedDict[WorkId, WorkId | None] = OrderedDict()
+    # Works under way, by the driver's number; and by ours.
+    self._local: dict[WorkId, WorkId] = {}
     self._names: dict[WorkId, WorkId] = {}
+    # Those that ended badly, the oldest first; None: it could not start.
+    self._failed: OrderedDict[WorkId, WorkId | None] = OrderedDict()
     self._incoming: dict[WorkId, tuple[int, ...]] = {}
     self._mover = make_mover(spec.wire.mover, name, spec.wire.devices)
     self.arrivals = Arrivals(spec.wire.in_flight_bytes)
@@ -157,6 +161,10 @@ class Worker:
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """See `Backend`; before any work."""
     return self.backend.adopt(segment)
+
+  def holdings(self) -> Holdings:
+    """What it holds now."""
+    return holdings_of(self.backend, self.arrivals, len(self._local))
 
   def num_programs(self) -> int:
     """Programs compiled so far."""
@@ -238,15 +246,12 @@ class Worker:
         self._incoming[work_id] = arriving(command.ops)
       local = self._started(command)
     except Exception as error:
-      local, now_s = None, self.backend.now_s()
-      self._forget_incoming(work_id)
+      now_s = self.backend.now_s()
+      self._ended(work_id, None)
       ended = Completion(work_id, 'failed', now_s, now_s, describe(error))
       self._tell([ended])
     else:
-      self._names[local] = work_id
-    self._local[work_id] = local
-    if len(self._local) > MAX_FAILED:
-      self._local.popitem(last=False)
+      self._names[local], self._local[work_id] = work_id, local
 
   def _started(self, command: c.Prefill | c.Decode | c.Transfer) -> WorkId:
     backend, (name,) = self.backend, self.backend.instances
@@ -268,26 +273,36 @@ class Worker:
     Raises:
       RuntimeError: one of them could not start.
     """
-    known = {i: self._local[i] for i in after if i in self._local}
-    for work_id, local in known.items():
-      if local is None:
+    known = []
+    for work_id in after:
+      local = self._local.get(work_id, self._failed.get(work_id))
+      if local is not None:
+        known.append(local)
+      elif work_id in self._failed:
         raise RuntimeError(
           f'work {work_id}, which it waits for, could not start'
         )
-    return tuple(local for local in known.values() if local is not None)
+    return tuple(known)
 
-  def _forget_incoming(self, work_id: WorkId) -> None:
-    """What others still send to an ended work is not wanted."""
+  def _ended(self, work_id: WorkId, local: WorkId | None) -> None:
+    """A work has ended badly; what others still send it is not wanted."""
     for number in self._incoming.pop(work_id, ()):
       self.arrivals.forget(number)
+    self._failed[work_id] = local
+    if len(self._failed) > MAX_FAILED:
+      self._failed.popitem(last=False)
 
   def _named(self, completion: Completion) -> Completion:
     """By the driver's number."""
     local = completion.work_id
     work_id = self._names[local]
     if completion.done:
-      del self._names[local]
-      self._forget_incoming(work_id)
+      del self._names[local], self._local[work_id]
+      if completion.status == 'completed':
+        for number in self._incoming.pop(work_id, ()):
+          self.arrivals.complete(number)
+      else:
+        self._ended(work_id, local)
     return replace(completion, work_id=work_id)
 
 

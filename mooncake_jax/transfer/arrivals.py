@@ -7,14 +7,19 @@ its parts, whichever comes first. Any thread may call.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 import threading
+import time
 
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.segment import Part
 
 ARRIVALS = 'arrivals'  # the segment that incoming ops read from
-MAX_OVER = 1 << 14  # numbers that are remembered when nobody wants them more
+MAX_OVER = 1 << 14  # numbers of ops that ended before all of them came
+# Both ends are told at once, so what nobody has expected for so long comes of
+# an op that ended before the last `MAX_OVER`.
+EARLY_S = 60.0
 
 Left = Callable[[], None]
 
@@ -30,12 +35,16 @@ class _Reader:
 class Arrivals:
   """Parts by the number of their op."""
 
-  def __init__(self, limit_bytes: int):
+  def __init__(
+    self, limit_bytes: int, clock: Callable[[], float] = time.monotonic
+  ):
     """Starts with none; `limit_bytes` may have come and not moved on."""
+    self._clock = clock
     self._budget = ByteBudget(limit_bytes)
     self._lock = threading.Lock()
     self._readers: dict[int, _Reader] = {}
-    self._early: dict[int, list[tuple[Part, Left]]] = {}
+    self._early: dict[int, list[tuple[Part, Left]]] = {}  # the oldest first
+    self._since: dict[int, float] = {}  # when the first of them came
     self._over: dict[int, None] = {}
     self._first = 0
 
@@ -79,7 +88,7 @@ class Arrivals:
     """
     reader = _Reader(arrived, failed)
     with self._lock:
-      early, is_over = self._early.pop(number, []), self._is_over(number)
+      early, is_over = self._take_early(number), self._is_over(number)
       if not is_over:
         self._readers[number] = reader
     if is_over:
@@ -98,6 +107,10 @@ class Arrivals:
       is_over, reader = self._is_over(number), self._readers.get(number)
       if not is_over and reader is None:
         self._early.setdefault(number, []).append((part, left))
+        self._since.setdefault(number, self._clock())
+      stale = [*self._stale()]
+    for each in stale:
+      self.forget(each)
     if is_over:
       left()
     elif reader is not None:
@@ -111,6 +124,11 @@ class Arrivals:
       reader.failed(error)
     self.forget(number)
 
+  def complete(self, number: int) -> None:
+    """All of the op has come and moved on."""
+    with self._lock:
+      self._readers.pop(number, None)
+
   def forget(self, number: int) -> None:
     """The op has ended: what comes later is not wanted."""
     with self._lock:
@@ -118,13 +136,25 @@ class Arrivals:
       self._over[number] = None
       if len(self._over) > MAX_OVER:
         del self._over[next(iter(self._over))]
-      early = self._early.pop(number, [])
+      early = self._take_early(number)
     for _, left in early:
       left()
 
   def close(self) -> None:
     """Ends every wait for room."""
     self._budget.close()
+
+  def _take_early(self, number: int) -> list[tuple[Part, Left]]:
+    self._since.pop(number, None)
+    return self._early.pop(number, [])
+
+  def _stale(self) -> Iterator[int]:
+    """Numbers of what came too early to be early."""
+    before_s = self._clock() - EARLY_S
+    for number in self._early:
+      if self._since[number] >= before_s:
+        return
+      yield number
 
   def _is_over(self, number: int) -> bool:
     return number < self._first or number in self._over
