@@ -25,6 +25,7 @@ from mooncake_jax.distributed.token import require_token
 from mooncake_jax.distributed.worker import WorkerSpec
 from mooncake_jax.events import Event
 from mooncake_jax.events import InstanceLost
+from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.serve import Decision
 from mooncake_jax.serve import serve
@@ -82,23 +83,24 @@ class Watch:
 
   def __init__(
     self,
-    on_event: Callable[['Watch', Event], bool] = lambda watch, event: False,
+    on_event: Callable[['Watch', Any], bool] = lambda watch, event: False,
   ):
     """`on_event` is called with each event until it says that it acted."""
-    self.placed: dict[tuple[str, int], Decision] = {}
+    self.placed: dict[tuple[str, int], Placement] = {}
     self.events: list[Event] = []
     self.acted_s: float | None = None
     self._on_event = on_event
 
   def decided(self, decision: Decision) -> None:
-    self.placed[decision.request_id, decision.attempt] = decision
+    assert isinstance(decision.decision, Placement), decision
+    self.placed[decision.request_id, decision.attempt] = decision.decision
 
   def heard(self, event: Event) -> None:
     self.events.append(event)
     if self.acted_s is None and self._on_event(self, event):
       self.acted_s = event.time_s
 
-  def of(self, *kinds: type) -> list[Event]:
+  def of(self, *kinds: type) -> list[Any]:
     return [e for e in self.events if isinstance(e, kinds)]
 
 

@@ -127,10 +127,10 @@ def test_a_prefill_instance_killed_with_one_under_way_and_others_queued(
   first = [e for e in watch.of(WorkDone) if e.instance == victim]
   begun = {e.request_id for e in first if e.time_s <= watch.acted_s}
   assert again & begun and again - begun  # in prefill, and queued
-  assert all(watch.placed[i, 1].decision.prefill == 'prefill1' for i in again)
+  assert all(watch.placed[i, 1].prefill == 'prefill1' for i in again)
   records = serve_watched(long_requests(4, 100), cluster, watch := Watch())
   assert all(r.outcome == 'completed' for r in records) and not lost(watch)
-  assert victim in {d.decision.prefill for d in watch.placed.values()}
+  assert victim in {d.prefill for d in watch.placed.values()}
 
 
 @pytest.mark.parametrize('victim', ['prefill', 'decode'])
@@ -140,7 +140,7 @@ def test_either_end_of_a_transfer_killed(backend, cluster, expected, victim):
 
   def on_event(watch, event):
     if isinstance(event, WorkDone) and not names:
-      decision = watch.placed[event.request_id, 0].decision
+      decision = watch.placed[event.request_id, 0]
       names[:] = decision.prefill, decision.decode, event.request_id
       send(backend, decision.decode, STOP)
     if not isinstance(event, PrefillDone) or event.request_id not in names:
@@ -180,7 +180,7 @@ def test_a_slow_instance_is_waited_for_and_its_late_news_are_dropped(
   backend, cluster, expected
 ):
   """Stopped for less than `silence_s`; one of its requests is given up."""
-  requests = long_requests(8, every_s=0.05)
+  requests, cancelled = long_requests(8, every_s=0.05), []
 
   def on_event(watch, event):
     if not isinstance(event, WorkDone) or event.instance != 'prefill0':
@@ -189,14 +189,14 @@ def test_a_slow_instance_is_waited_for_and_its_late_news_are_dropped(
     timer = threading.Timer(2.0, send, (backend, 'prefill0', CONTINUE))
     timer.start()
     cluster.cancel(event.request_id)
-    watch.cancelled = event.request_id
+    cancelled.append(event.request_id)
     return True
 
   watch = Watch(on_event)
   records = serve_watched(requests, cluster, watch)
   assert not lost(watch) and watch.acted_s is not None
   ends = {r.request_id: r for r in records}
-  assert ends.pop(watch.cancelled).outcome == 'cancelled'
+  assert ends.pop(cancelled[0]).outcome == 'cancelled'
   rest = [r for r in requests if r.request_id in ends]
   check([*ends.values()], rest, expected, completed=7)
 

@@ -207,7 +207,7 @@ class Crew:
         PINGS, lambda: ray.get(actor.clock_s.remote(), timeout=CALL_S)
       )
       ray.get(actor.set_clock.remote(ahead_s), timeout=CALL_S)
-      process_id = ray.get(actor.process_id.remote(), timeout=CALL_S)
+      process_id: Any = ray.get(actor.process_id.remote(), timeout=CALL_S)
     except RayError as error:
       ray.kill(actor)
       why = 'it took too long' if isinstance(error, GetTimeoutError) else error

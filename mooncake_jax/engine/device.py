@@ -137,12 +137,10 @@ class DeviceBackend:
     for instance in self.instances.values():
       if instance.ssd is not None:
         self.tiers[instance.ssd.segment.name] = instance.ssd
+    lines = [*((s, 1) for s in stores), *((w, WIRE_LINES) for w in wires)]
     self._stores = [
-      FarTier(store, self._inbox.crash, LEAST_STAGING_BYTES) for store in stores
-    ]
-    self._stores += [
-      FarTier(wire, self._inbox.crash, LEAST_STAGING_BYTES, WIRE_LINES)
-      for wire in wires
+      FarTier(segment, self._inbox.crash, LEAST_STAGING_BYTES, count)
+      for segment, count in lines
     ]
     self.tiers.update({tier.segment.name: tier for tier in self._stores})
     self._probers = {
