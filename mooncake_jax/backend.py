@@ -259,6 +259,23 @@ class Changing(Protocol):
     """
     ...
 
+  def bring(self, instance: str) -> None:
+    """Starts an instance that is not there; a change tells when it is."""
+    ...
+
+  def dismiss(self, instance: str) -> None:
+    """Ends an instance for good, with all it has; works there fail."""
+    ...
+
+
+@runtime_checkable
+class Sized(Protocol):
+  """A backend whose instances are made for certain roles: devices."""
+
+  def can_be(self, instance: str, role: str) -> bool:
+    """Whether it has the memory and programs that the role takes."""
+    ...
+
 
 class Backend(Protocol):
   """Starts work, ends it, tells the time. Called from one thread only."""

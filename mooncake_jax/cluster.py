@@ -10,7 +10,6 @@ from functools import partial
 import heapq
 
 from mooncake_jax.backend import Backend
-from mooncake_jax.backend import Changing
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
@@ -86,7 +85,6 @@ class Cluster:
       new_prefill,
       new_decode,
     )
-    self._changing = backend if isinstance(backend, Changing) else None
     self._deadlines: list[tuple[float, RunKey]] = []
     self._reaped_s = 0.0
     self._adopt()
@@ -236,8 +234,7 @@ class Cluster:
     elif deadline_s is not None and (until_s is None or deadline_s < until_s):
       until_s = deadline_s
     completions = backend.wait(until_s)
-    if self._changing is not None:
-      self._members.follow(self._changing.member_changes())
+    self._members.follow()
     for completion in completions:
       self._flow.complete(completion)
     self._members.advance()
@@ -281,6 +278,8 @@ class Cluster:
       return
     block_bytes, now_s = self.layout.block_bytes, self.backend.now_s()
     for name in self.spec.prefill_names:
+      if name in self.spec.absent:
+        continue
       found = adopt(self.master, self.backend, ssd_segment(name), block_bytes)
       self._flow.apply([*self.master.events.stored(found, now_s)])
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from mooncake_jax.backend import Backend
-from mooncake_jax.backend import MemberChange
+from mooncake_jax.backend import Changing
+from mooncake_jax.backend import Sized
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import MEDIA
 from mooncake_jax.blocks.segments import medium
@@ -55,7 +56,7 @@ class Members:
     prefill: Callable[[str], PrefillInstance],
     decode: Callable[[str], DecodeInstance],
   ):
-    """Begins with all instances of the spec there.
+    """Begins with all instances of the spec there but the absent ones.
 
     Args:
       prefill, decode: make an idle instance of a name.
@@ -70,7 +71,10 @@ class Members:
     self._make_decode = decode
     self._becoming: dict[str, Role] = {}
     self._draining: dict[str, Phase] = {}
-    self._gone: set[str] = set()
+    self._gone = {*spec.absent}
+    self._changing = backend if isinstance(backend, Changing) else None
+    for name in spec.absent:
+      self._mark(name, is_gone=True)
 
   def refusal(self, placement: Placement) -> str:
     """The instance that takes no run that was placed so; '' if all do."""
@@ -102,6 +106,11 @@ class Members:
       ValueError: there is no such instance.
     """
     self._check_there(name)
+    self._forget(name)
+    self._let_go(name)
+
+  def _forget(self, name: str) -> None:
+    """What it had is gone, and the runs that needed it."""
     self._draining.pop(name, None)
     self._becoming.pop(name, None)
     self._gone.add(name)
@@ -113,32 +122,39 @@ class Members:
           self._flow.fail(run, now_s, f'{name} was lost', blame=name)
     self._close(name)
 
-  def follow(self, changes: Iterable[MemberChange]) -> None:
+  def follow(self) -> None:
     """Loses and takes back instances as the backend does."""
-    for name, is_there in changes:
+    if self._changing is None:
+      return
+    for name, is_there in self._changing.member_changes():
       if is_there and name in self._gone:
-        self.join(name)
+        self._open(name)
       elif not is_there and name in self._there:
-        self.lose(name)
+        if name in self._draining and name not in self._becoming:
+          self._let_go(name)  # it was to go: it is not started again
+        self._forget(name)
 
   def join(self, name: str) -> None:
-    """An instance that was lost or drained is back, with empty memory.
+    """An instance that is absent, lost or drained comes, with empty memory.
+
+    A process is started first, and joins when it is there.
 
     Raises:
       ValueError: it is not gone.
     """
     if name not in self._gone:
       raise ValueError(f'instance={name!r} is not gone')
-    self._gone.remove(name)
-    self._open(name)
+    if self._changing is not None:
+      self._changing.bring(name)
+    else:
+      self._open(name)
 
   def set_role(self, name: str, role: Role) -> None:
     """Drains an instance and makes it one of the other role, with empty memory.
 
-    On devices its `InstanceSpec` has role 'both' and pages for either.
-
     Raises:
-      ValueError: it is not there, is leaving, or is the last of its role.
+      ValueError: it is not there, is leaving, is the last of its role, or is
+        made for one role only.
     """
     self._check_there(name)
     if reason := self.role_refusal(name, role):
@@ -155,6 +171,9 @@ class Members:
       return 'shares its devices'
     if role == self._becoming.get(name, self._role(name)):
       return ''
+    sized = self._backend if isinstance(self._backend, Sized) else None
+    if sized is not None and not sized.can_be(name, role):
+      return 'is made for one role, see ClusterSpec.switchable'
     if name in self._draining:
       return 'is leaving'
     return '' if self._stay_without(name) else 'is the last of its role'
@@ -214,6 +233,8 @@ class Members:
         self._close(name)
         if role := self._becoming.pop(name, None):
           self._change(name, role)
+        else:
+          self._let_go(name)
 
   def _change(self, name: str, role: Role) -> None:
     """Makes an instance that is gone one of the role."""
@@ -223,7 +244,12 @@ class Members:
     else:
       del self._flow.prefill[name]
       self._flow.decode[name] = self._make_decode(name)
-    self.join(name)
+    self._open(name)
+
+  def _let_go(self, name: str) -> None:
+    """Where it is a process, that ends and is not started again."""
+    if self._changing is not None:
+      self._changing.dismiss(name)
 
   def _stay_without(self, name: str) -> bool:
     """Whether others of its role go on."""
@@ -290,6 +316,7 @@ class Members:
 
   def _open(self, name: str) -> None:
     """Gives it empty memory, and tells that it is there."""
+    self._gone.discard(name)
     instance = self._flow.prefill.get(name)
     if instance is not None:
       for segment in segments_of(self._spec, name):

@@ -101,6 +101,9 @@ class ClusterSpec:
       `Policy`.
     high_watermark: share of a segment above which puts evict.
     instances: sizes of those instances that differ, by name.
+    absent: instances that are not there at the start, and may join later.
+    switchable: on devices, whether each instance has the pages, host memory
+      and programs of either role, so that it can change its own.
     kv_dtype: of KVCache; int8 and float8 have fixed scales a channel.
     reuse: False puts nothing and reads nothing.
     store_output: whether an output's complete blocks are put as well, for the
@@ -140,6 +143,8 @@ class ClusterSpec:
   eviction: str | Callable[[int], Callable[[Any], float]] = 'lru'
   high_watermark: float = 0.95
   instances: Mapping[str, InstanceSizes] = field(default_factory=dict)
+  absent: tuple[str, ...] = ()
+  switchable: bool = False
   kv_dtype: KVDtype = 'float32'
   reuse: bool = True
   store_output: bool = True
@@ -200,12 +205,12 @@ class ClusterSpec:
           f'ClusterSpec.{name}={getattr(self, name)!r} is not one of '
           f'{", ".join(get_args(names))}'
         )
-    known = (*self.prefill_names, *self.decode_names)
-    for name in self.instances:
-      if name not in known:
-        raise ValueError(
-          f'ClusterSpec.instances: {name!r} is not one of {", ".join(known)}'
-        )
+    self._check_names()
+    if self.switchable and self.stages > 1:
+      raise ValueError(
+        f'ClusterSpec.switchable=True: stages={self.stages} must be 1, no '
+        'pipeline decodes'
+      )
     if self.colocated:
       self._check_colocated()
     if self.stage_layers:
@@ -216,6 +221,21 @@ class ClusterSpec:
         f'ClusterSpec.block_size_tokens={self.block_size_tokens} must be a '
         f'multiple of page_tokens={self.page_tokens}'
       )
+
+  def _check_names(self) -> None:
+    known = (*self.prefill_names, *self.decode_names)
+    for field_name in ('instances', 'absent'):
+      for name in getattr(self, field_name):
+        if name not in known:
+          raise ValueError(
+            f'ClusterSpec.{field_name}: {name!r} is not one of '
+            f'{", ".join(known)}'
+          )
+    for names in (self.prefill_names, self.decode_names):
+      if {*names} <= {*self.absent}:
+        raise ValueError(
+          f'ClusterSpec.absent={self.absent} leaves none of {names}'
+        )
 
   def _check_colocated(self) -> None:
     if self.prefill_instances != self.decode_instances:

@@ -128,12 +128,14 @@ def instance_specs(
 def _instance(
   spec: ClusterSpec, config: ModelConfig, name: str, role: Role
 ) -> InstanceSpec:
-  prefills, max_tokens = role == 'prefill', spec.max_request_tokens(config)
-  spec = spec.of(name)
+  max_tokens, spec = spec.max_request_tokens(config), spec.of(name)
+  role = 'both' if spec.switchable else role
+  prefills, decodes = role != 'decode', role != 'prefill'
+  num_pages = max(prefills * spec.prefill_pages, decodes * spec.decode_pages)
   return InstanceSpec(
     name,
     role,
-    num_pages=spec.prefill_pages if prefills else spec.decode_pages,
+    num_pages=num_pages,
     max_tokens=max_tokens,
     num_devices=spec.tensor_parallel,
     stage_layers=spec.layers_of_stages(config) if prefills else (),

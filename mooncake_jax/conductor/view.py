@@ -105,6 +105,8 @@ class View:
       self.join(name, 'prefill')
     for name in cluster.decode_names:
       self.join(name, 'decode')
+    for name in cluster.absent:
+      self.close(name)
 
   def join(self, name: str, role: str) -> None:
     """An instance takes requests in this role from now on, in no other."""

@@ -292,6 +292,10 @@ class DeviceBackend:
     """See `Backend`; a link leads into devices, host memory, SSD or a store."""
     return uses_since(self._links_before, self.instances, self.tiers)
 
+  def can_be(self, instance: str, role: str) -> bool:
+    """See `Sized`."""
+    return self._at(instance).spec.can_be(role)
+
   def wake(self) -> None:
     """See `Backend`. Any thread may call."""
     self._inbox.wake()

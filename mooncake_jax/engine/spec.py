@@ -112,6 +112,10 @@ class InstanceSpec:
     value = getattr(self, field)
     raise ValueError(f'InstanceSpec {self.name!r}: {field}={value!r} {why}')
 
+  def can_be(self, role: str) -> bool:
+    """Whether it is made for that role."""
+    return self.role in (role, 'both')
+
   def staging_limit(self, token_bytes: int) -> int:
     """Bytes of transfer buffers; `token_bytes` is KVCache of one token."""
     if self.staging_bytes is not None:

@@ -35,6 +35,8 @@ def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
   if spec.mooncake_bytes:
     mount(master, spec, REMOTE, block_bytes)
   for name in spec.prefill_names:
+    if name in spec.absent:
+      continue
     for segment in segments_of(spec, name):
       mount(master, spec, segment, block_bytes)
   return master
