@@ -125,6 +125,10 @@ class TransferOp(NamedTuple):
   stop_layer: int
   num_bytes: int
 
+  @property
+  def layers(self) -> tuple[int, int]:
+    return self.start_layer, self.stop_layer
+
 
 class BlockOps(Sequence[TransferOp]):
   """Whole blocks between pages and replicas, in one value however many.
@@ -216,6 +220,13 @@ class Completion:
   present: int = 0
   logprobs: tuple[TokenLogprobs, ...] = ()
   done: bool = True
+
+  @property
+  def why(self) -> str:
+    """How it ended, where that is not 'completed'."""
+    if self.status == 'completed':
+      return ''
+    return f'{self.status}: {self.error}'
 
 
 class LinkUse(NamedTuple):

@@ -38,7 +38,9 @@ def ray_backend(
   begun_s = time.perf_counter()
   layout = experiment.cluster.layout(config)
   workers = worker_specs(experiment, config)
-  with RayBackend(layout, workers, experiment.ray) as backend:
+  with RayBackend(
+    layout, workers, experiment.ray, absent=experiment.cluster.absent
+  ) as backend:
     seconds = time.perf_counter() - begun_s
     print(f'started and compiled in {seconds:.0f} s', file=sys.stderr)
     yield backend

@@ -29,9 +29,14 @@ def random_spec(rng: random.Random) -> ClusterSpec:
   size = rng.choice((4, 8, 16))
   stage_layers = rng.choice(((), (), (1, 2), (2, 1), (1, 1, 1)))
   block_bytes = size * 3 * 128
+  prefill, decode = rng.choice((1, 1, 2, 3)), rng.choice((1, 2))
+  # Of each role but the first.
+  spare = [f'prefill{i}' for i in range(1, prefill)]
+  spare += [f'decode{i}' for i in range(1, decode)]
   return ClusterSpec(
-    prefill_instances=rng.choice((1, 1, 2, 3)),
-    decode_instances=rng.choice((1, 2)),
+    prefill_instances=prefill,
+    decode_instances=decode,
+    absent=tuple(name for name in spare if rng.random() < 0.2),
     block_size_tokens=size,
     page_tokens=rng.choice([p for p in (2, 4, 8, 16) if size % p == 0]),
     chunk_tokens=rng.choice((1, 5, 8, 12, 64, 300)),

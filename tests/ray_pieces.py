@@ -43,14 +43,14 @@ BACK_S = 90.0  # for a process to start, on a machine with much else to do
 
 @contextmanager
 def ray_cluster(cluster=SPEC, spec: RaySpec = RAY) -> Iterator['RayBackend']:
-  """Two prefill and two decode instances, each in a process."""
+  """Each instance that is not absent in a process; ends them."""
   require_token()
   from mooncake_jax.distributed.backend import RayBackend
 
   # Those that start later find all programs compiled.
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
   layout, workers = cluster.layout(MODEL), worker_specs(cluster)
-  with RayBackend(layout, workers, spec) as made:
+  with RayBackend(layout, workers, spec, absent=cluster.absent) as made:
     yield made
 
 

@@ -8,6 +8,7 @@ what ends elsewhere is waited for here. Works of a worker that is lost fail.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import replace
 import itertools
@@ -50,8 +51,12 @@ class RayBackend:
     workers: Sequence[WorkerSpec],
     spec: RaySpec,
     clock: Callable[[], float] = time.perf_counter,
+    absent: Collection[str] = (),
   ):
     """Starts a process an instance; returns when all are compiled.
+
+    Args:
+      absent: instances that `bring` may start later.
 
     Raises:
       RuntimeError: an instance can't start.
@@ -69,8 +74,14 @@ class RayBackend:
     self._told: dict[str, list[c.Command]] = {}
     self._ready: list[Completion] = []
     self._changes: list[MemberChange] = []
-    self.crew = Crew(workers, spec)
-    self._there = dict.fromkeys(self.crew.addresses, '')
+    self._instances = {w.instance.name: w.instance for w in workers}
+    self._absent = frozenset(absent)
+    self._start_limit_s = spec.start_s
+    self.crew = Crew(workers, spec, absent)
+    self._there = {
+      name: f'{name} is absent' if name in self._absent else ''
+      for name in self._instances
+    }
     for name, address in self.crew.addresses.items():
       self._tell_others(name, c.Lead(name, address))
     self.restart_clock()
@@ -86,8 +97,16 @@ class RayBackend:
     return self._clock() - self._start_s
 
   def restart_clock(self, at_s: float = 0.0) -> None:
-    """Makes now `at_s` of the run. Only while no work is under way."""
+    """Makes now `at_s` of the run. Only while no work is under way.
+
+    Instances that an earlier run lost or let go come back, and those that
+    joined in it go.
+
+    Raises:
+      RuntimeError: one does not come.
+    """
     assert not self._works, 'works are under way'
+    self._muster()
     self._start_s = self._clock() - at_s
     for name in self._there:
       self._tell(name, c.RestartClock(self._start_s))
@@ -199,6 +218,21 @@ class RayBackend:
     changes, self._changes = self._changes, []
     return changes
 
+  def bring(self, instance: str) -> None:
+    """See `Changing`."""
+    self._check(instance)
+    self.crew.bring(instance)
+
+  def dismiss(self, instance: str) -> None:
+    """See `Changing`."""
+    self._check(instance)
+    self.crew.dismiss(instance)
+
+  def can_be(self, instance: str, role: str) -> bool:
+    """See `Sized`."""
+    self._check(instance)
+    return self._instances[instance].can_be(role)
+
   def wake(self) -> None:
     """See `Backend`. Any thread may call."""
     self.crew.wake()
@@ -254,9 +288,8 @@ class RayBackend:
     if name in work.ends:
       return
     if numbers := work.end(name, completion):
-      why = f'{name}: {completion.status}: {completion.error}'
       for other in work.left:
-        self._tell(other, c.Miss(numbers, why))
+        self._tell(other, c.Miss(numbers, f'{name}: {completion.why}'))
     if not work.left:
       self._finish(work, work.completion())
 
@@ -266,8 +299,7 @@ class RayBackend:
     self._ready.append(completion)
     error = ''
     if completion.status != 'completed':
-      name = f'work {work.work_id}, which it waits for, '
-      error = f'{name}{completion.status}: {completion.error}'
+      error = f'work {work.work_id}, which it waits for, {completion.why}'
       self._failed[work.work_id] = error
       if len(self._failed) > MAX_FAILED:
         del self._failed[next(iter(self._failed))]
@@ -281,6 +313,22 @@ class RayBackend:
         self._start(other)
 
   # News.
+
+  def _muster(self) -> None:
+    """Waits until exactly those are there that are at the start."""
+    for name in self._there:
+      (self.crew.dismiss if name in self._absent else self.crew.bring)(name)
+    until_s = time.monotonic() + self._start_limit_s
+    while wrong := [
+      name
+      for name, why in self._there.items()
+      if bool(why) != (name in self._absent)
+    ]:
+      if time.monotonic() > until_s:
+        raise RuntimeError(f'{wrong} did not come or go')
+      for name, news in self.crew.take(1.0)[0]:
+        self._hear(name, news)
+    self._changes.clear()
 
   def _hear(self, name: str, news: News) -> None:
     match news:

@@ -5,6 +5,7 @@ One thread waits for reports of all; each restart has a thread for as long as
 it takes. What they find is news for the loop thread, in order.
 """
 
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,8 +71,13 @@ class _Member:
 class Crew:
   """The processes of a cluster's instances, by name."""
 
-  def __init__(self, workers: Sequence[WorkerSpec], spec: RaySpec):
-    """Starts them all and waits until they are ready.
+  def __init__(
+    self,
+    workers: Sequence[WorkerSpec],
+    spec: RaySpec,
+    absent: Collection[str] = (),
+  ):
+    """Starts all but the absent and waits until they are ready.
 
     Raises:
       RuntimeError: one of them can't start.
@@ -83,16 +89,22 @@ class Crew:
     self._woken = False
     self._crash: BaseException | None = None
     self._is_closed = False
-    self._restarts = dict.fromkeys(self._workers, spec.max_restarts)
+    # Who is to be there, and how often each may still be started.
+    self._wanted = self._workers.keys() - {*absent}
+    self._tries = dict.fromkeys(self._workers, spec.max_restarts)
     self._process = itertools.count()
     self._owns_ray = join_ray(spec, len(workers))
     self._members: dict[str, _Member] = {}
     # As of the news taken: what is told to a process is for that process.
     self._known: dict[str, _Member] = {}
-    self._launching: set[Any] = set()
-    self._restarters: list[threading.Thread] = []
+    self._launching: dict[str, Any] = {}
+    self._starters: dict[str, threading.Thread] = {}
     try:
-      actors = {name: self._launch(name) for name in self._workers}
+      actors = {
+        name: self._launch(name)
+        for name in self._workers
+        if name in self._wanted
+      }
       for name, actor in actors.items():
         self._members[name] = self._ready(name, actor)
       self._known = {**self._members}
@@ -168,14 +180,33 @@ class Crew:
     with self._changed:
       return {name: each.process_id for name, each in self._members.items()}
 
+  def bring(self, name: str) -> None:
+    """Has an instance started that is not there; news tell when it is."""
+    with self._changed:
+      self._wanted.add(name)
+      self._tries[name] = 1 + self._spec.max_restarts
+      if name not in self._members:
+        self._begin(name)
+
+  def dismiss(self, name: str) -> None:
+    """Ends an instance's process, which is not started again."""
+    with self._changed:
+      self._wanted.discard(name)
+      member, coming = self._members.get(name), self._launching.get(name)
+    if coming is not None:
+      ray.kill(coming)  # so that who waits for it hears
+    if member is not None:
+      self._lose(member, f'{name} was let go')
+
   def close(self) -> None:
     """Ends all processes, and Ray if it was started here."""
     with self._changed:
       self._is_closed = True
-      launching = [*self._launching]
+      launching = [*self._launching.values()]
+      starters = [*self._starters.values()]
     for actor in launching:
-      ray.kill(actor)  # so that who waits for it hears
-    for thread in (self._thread, *self._restarters):
+      ray.kill(actor)
+    for thread in (self._thread, *starters):
       thread.join()
     self._shut_down()
 
@@ -267,36 +298,54 @@ class Crew:
         self._lose(member, f'{member.name} said nothing for {silent_s:.0f} s')
 
   def _lose(self, member: _Member, why: str) -> None:
+    """A process is no more, or may not go on; another one may be started."""
     ray.kill(member.actor)
     with self._changed:
+      if self._members.get(member.name) is not member:
+        return  # two have noticed
       del self._members[member.name]
       self._post(member.name, Lost(why))
-    thread = threading.Thread(
-      target=self._restart, args=(member.name,), name='restart', daemon=True
-    )
-    self._restarters.append(thread)
-    thread.start()
+      self._begin(member.name)
 
-  def _restart(self, name: str) -> None:
-    """Starts an instance again as often as it may."""
-    while self._restarts[name] > 0:
-      self._restarts[name] -= 1
-      with self._changed:
-        if self._is_closed:
-          return
-        actor = self._launch(name)
-        self._launching.add(actor)
+  def _begin(self, name: str) -> None:
+    """Under the lock: has a thread start it, if it may and none does."""
+    if name not in self._starters and name in self._wanted:
+      thread = self._starters[name] = threading.Thread(
+        target=self._start, args=(name,), name=f'start {name}', daemon=True
+      )
+      thread.start()
+
+  def _start(self, name: str) -> None:
+    """Starts an instance, as often as it may, until it is there."""
+    while (actor := self._launch_again(name)) is not None:
       try:
         member = self._ready(name, actor)
       except RuntimeError:
         continue
-      finally:
-        with self._changed:
-          self._launching.remove(actor)
-      with self._changed:
-        self._members[name] = member
-        self._post(name, Joined(member.address))
-      return
+      if self._admit(member):
+        return
+
+  def _launch_again(self, name: str) -> Any | None:
+    """The next process to try with; None ends the trying."""
+    with self._changed:
+      self._launching.pop(name, None)
+      if self._is_closed or name not in self._wanted or not self._tries[name]:
+        del self._starters[name]
+        return None
+      self._tries[name] -= 1
+      actor = self._launching[name] = self._launch(name)
+      return actor
+
+  def _admit(self, member: _Member) -> bool:
+    """Makes it the instance's process, if that is still wanted."""
+    with self._changed:
+      if member.name not in self._wanted:
+        ray.kill(member.actor)
+        return False
+      del self._launching[member.name], self._starters[member.name]
+      self._members[member.name] = member
+      self._post(member.name, Joined(member.address))
+      return True
 
 
 def join_ray(spec: RaySpec, num_workers: int) -> bool:

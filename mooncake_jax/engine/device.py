@@ -223,7 +223,7 @@ class DeviceBackend:
     """See `Backend`."""
     with self._opened() as work_id:
       ops = tuple(ops)
-      layers = [(op.start_layer, op.stop_layer) for op in ops]
+      layers = [op.layers for op in ops]
       self._progress.open(work_id, layers)
       ended = partial(self._transfer_ended, work_id, after)
       batch = self.transfers.allocate_batch(len(ops), ended)
@@ -355,8 +355,7 @@ class DeviceBackend:
     """Sends an op on its way once what it waits for is done with its layers."""
     op, after = run.op, run.work.after
     pool = op.src.instance if isinstance(op.src, DevicePages) else None
-    layers = (op.start_layer, op.stop_layer)
-    self._progress.when(after, layers, partial(self._go, run), pool)
+    self._progress.when(after, op.layers, partial(self._go, run), pool)
 
   def _go(self, run: OpRun, error: str) -> None:
     if error:
@@ -370,8 +369,7 @@ class DeviceBackend:
     self._inbox.nudge()
 
   def _ops_done(self, work_id: WorkId, ops: Sequence[TransferOp]) -> None:
-    parts = [(op.start_layer, op.stop_layer) for op in ops]
-    self._progress.parts_done(work_id, parts)
+    self._progress.parts_done(work_id, [op.layers for op in ops])
 
   def _transfer_ended(
     self, work_id: WorkId, after: tuple[WorkId, ...], batch: BatchId
@@ -393,7 +391,4 @@ class DeviceBackend:
         completion, status='failed', error=error, op_status=failed
       )
     self._inbox.post(completion)
-    why = ''
-    if completion.status != 'completed':
-      why = f'{completion.status}: {completion.error}'
-    self._progress.end(completion.work_id, why)
+    self._progress.end(completion.work_id, completion.why)
