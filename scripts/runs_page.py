@@ -49,7 +49,7 @@ def head(path: Path) -> dict[str, str]:
     lines.append(line[1:].strip())
   found = re.split(rf'^({"|".join(KEYS)}):', '\n'.join(lines), flags=re.M)
   pairs = zip(found[1::2], found[2::2], strict=True)
-  return {key: ' '.join(fact.split()) for key, fact in pairs}
+  return {key: ' '.join(fact.split('\n\n')[0].split()) for key, fact in pairs}
 
 
 if __name__ == '__main__':

@@ -43,7 +43,7 @@ def costs_of(name: str, folder: Path) -> CostModel:
   """What a simulation with this hardware believes."""
   run = (ROOT / 'configs/run/sim_conversation.gin').read_text()
   path = folder / 'run.gin'
-  path.write_text(run.replace('hardware/a800_x8.gin', f'hardware/{name}'))
+  path.write_text(run.replace('a800_x8_llama70b.gin', name))
   return load(path, (), Experiment)[0].costs
 
 

@@ -190,11 +190,11 @@ def test_a_run_file_says_which_instances_differ(tmp_path):
   path.write_text(
     "include 'configs/run/sim_conversation.gin'\n"
     'from __gin__ import dynamic_registration\n'
-    'import mooncake_jax.costs.roofline as roofline\n'
+    'import mooncake_jax.costs.model as costs\n'
     'import scripts.experiment as experiment\n'
-    "experiment.Experiment.instances = {'prefill3': @new/roofline."
-    'RooflineCost()}\n'
-    'new/roofline.RooflineCost.peak_flops_per_s = 989e12\n'
+    "experiment.Experiment.instances = {'prefill3': @new/costs."
+    'PolynomialCost()}\n'
+    'new/costs.PolynomialCost.prefill_s_per_token = 3e-5\n'
     'import mooncake_jax.cluster_spec as cluster_spec\n'
     "cluster_spec.ClusterSpec.instances = {'prefill3': "
     '@cluster_spec.InstanceSizes()}\n'

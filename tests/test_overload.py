@@ -15,7 +15,7 @@ def overloaded(admission: str) -> Outcome:
       'conversation.num_requests=700',
       'conversation.seed=3',
       'TraceScale.time_scale=4.0',
-      'SLO.tbt_s=0.022',
+      'SLO.tbt_s=0.045',
       f"ConductorSpec.admission='{admission}'",
     ],
     Experiment,

@@ -65,7 +65,7 @@ def test_a_calibration_is_written_as_a_config_that_loads(tmp_path):
   run_file.write_text(
     (ROOT / 'configs/run/sim_conversation.gin')
     .read_text()
-    .replace('configs/hardware/a800_x8.gin', str(path))
+    .replace('configs/hardware/a800_x8_llama70b.gin', str(path))
   )
   experiment, _ = load(run_file, (), Experiment)
   assert experiment.costs == PolynomialCost(**values)

@@ -87,7 +87,7 @@ def gateway(quick: bool) -> list[Row]:
 
 def streams(num_tokens: int) -> list[Row]:
   """32 streams, begun within a second, each due a token every 5 ms."""
-  bindings = ['RooflineCost.hbm_bytes_per_s=4.5e12', 'SLO.tbt_s=1.0']
+  bindings = ['PolynomialCost.decode_base_s=0.003', 'SLO.tbt_s=1.0']
   rng = random.Random(0)
   bodies = [
     _body('sim', prompt(1000, rng), num_tokens, seed=i) for i in range(STREAMS)
