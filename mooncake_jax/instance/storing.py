@@ -259,14 +259,13 @@ class InstanceStore:
   def _wanted(self, run: Run, first: int, last: int) -> list[tuple[int, int]]:
     """Runs of blocks in [first, last) to be put: not those of a cold SSD."""
     spans: list[tuple[int, int]] = []
-    for i in range(first, last):
-      if i < len(run.prefix) and self._stays(run.prefix[i]):
-        continue
-      if spans and spans[-1][1] == i:
-        spans[-1] = (spans[-1][0], i + 1)
-      else:
-        spans.append((i, i + 1))
-    return spans
+    start = first  # of the blocks since the last that stays
+    for i in range(first, min(last, len(run.prefix))):
+      if self._stays(run.prefix[i]):
+        spans.append((start, i))
+        start = i + 1
+    spans.append((start, last))
+    return [(start, stop) for start, stop in spans if start < stop]
 
   def _stays(self, replica: Replica) -> bool:
     """Whether a block that was read is not to be put to the host segment."""

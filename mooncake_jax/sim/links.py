@@ -131,9 +131,11 @@ class SimTransfer(SimWork):
         end_s = UNKNOWN_S
         if i < train.num_arrived:
           end_s = train.arrived_s[i]
-        for layer in range(first, stop):
-          if end_s > done_s[layer]:
-            done_s[layer] = end_s
+        before_s = done_s[first:stop]
+        if end_s >= max(before_s):
+          done_s[first:stop] = [end_s] * len(before_s)
+        else:
+          done_s[first:stop] = [max(end_s, each_s) for each_s in before_s]
     return done_s
 
 

@@ -7,6 +7,7 @@ say, whenever and in whatever order the events are heard.
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import medium
@@ -15,6 +16,8 @@ from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
 from mooncake_jax.events import Inventory
 from mooncake_jax.request import BlockKey
+
+_SEGMENT, _KEY = attrgetter('segment'), attrgetter('key')
 
 
 class EventLog:
@@ -57,9 +60,9 @@ def _by_segment(
   replicas: Iterable[Replica],
 ) -> dict[str, tuple[BlockKey, ...]]:
   found = [*replicas]
-  segments = dict.fromkeys([replica.segment for replica in found])
+  segments = dict.fromkeys(map(_SEGMENT, found))
   if len(segments) == 1:
-    return dict.fromkeys(segments, tuple([r.key for r in found]))
+    return dict.fromkeys(segments, tuple(map(_KEY, found)))
   return {
     segment: tuple([r.key for r in found if r.segment == segment])
     for segment in segments

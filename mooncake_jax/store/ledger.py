@@ -145,29 +145,38 @@ class Ledger:
 
   def _forget(self, copy: Copy) -> Evicted:
     """Ends a copy, whatever its state, and what hung on it."""
-    block, segment, state = copy.block, copy.segment, copy.state
-    assert block is not None, copy.replica_id
-    gone = copy.replica
-    if state == OPEN:
-      del self._open[copy]
-      self._settle(copy, saved=False)
-    elif state == LEAVING:
-      del self._leaving[copy]
-    elif state >= SPARE:
-      segment.spare_bytes -= copy.size_bytes
-    segment.used_bytes -= copy.size_bytes
-    segment.num_copies -= 1
-    if copy.tenant is not None:
-      self._quotas.refund(copy.tenant, copy.size_bytes)
-    key = gone.key
-    if not block.unlink(copy):
-      del self._blocks[key]
-      self._bereft.pop(key, None)
-    copy.block = copy.next = None
-    return Evicted(key, gone, state != OPEN)
+    assert copy.block is not None, copy.replica_id
+    return self._forget_all((copy,))[0]
 
   def _forget_all(self, copies: Iterable[Copy]) -> tuple[Evicted, ...]:
-    return tuple(self._forget(c) for c in copies if c.block is not None)
+    """Ends those that are not forgotten yet."""
+    gone: list[Evicted] = []
+    refunds: dict[str | None, int] = {}
+    for copy in copies:
+      block, segment, state = copy.block, copy.segment, copy.state
+      if block is None:
+        continue
+      key, size_bytes, tenant = block.key, copy.size_bytes, copy.tenant
+      replica = Replica(segment.name, copy.replica_id, key)
+      gone.append(Evicted(key, replica, state != OPEN))
+      if state == OPEN:
+        del self._open[copy]
+        self._settle(copy, saved=False)
+      elif state == LEAVING:
+        del self._leaving[copy]
+      elif state >= SPARE:
+        segment.spare_bytes -= size_bytes
+      segment.used_bytes -= size_bytes
+      segment.num_copies -= 1
+      refunds[tenant] = refunds.get(tenant, 0) + size_bytes
+      if not block.unlink(copy):
+        del self._blocks[key]
+        self._bereft.pop(key, None)
+      copy.block = copy.next = None
+    for tenant, num_bytes in refunds.items():
+      if tenant is not None:
+        self._quotas.refund(tenant, num_bytes)
+    return tuple(gone)
 
   def _settle(self, target: Copy, saved: bool) -> CopyTask | None:
     """Closes the task that wrote `target`, if one did; frees its source."""

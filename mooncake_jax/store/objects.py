@@ -121,7 +121,10 @@ class Block:
 
   def is_open(self) -> bool:
     """Whether a copy of it is being written, from another or anew."""
-    return any(copy.state == OPEN for copy in self.copies())
+    copy: Copy | None = self.first
+    while copy is not None and copy.state != OPEN:
+      copy = copy.next
+    return copy is not None
 
   def num_readable(self) -> int:
     return sum(copy.state >= COMPLETE for copy in self.copies())

@@ -128,7 +128,7 @@ class Room(Pins):
       segment.queue.add(copy)
     self._counts.evicted_blocks += len(going)
     self._counts.evicted_bytes += freed
-    return tuple([self._forget(copy) for copy in going])
+    return self._forget_all(going)
 
   def _saved_elsewhere(
     self,
