@@ -19,6 +19,7 @@ from mooncake_jax.sim.paced import PacedBackend
 from scripts.experiment import Experiment
 from scripts.models import stop_token_ids
 from scripts.serving import backends
+from scripts.serving import believed
 from scripts.serving import cluster_of
 from scripts.serving import conductor_of
 
@@ -34,10 +35,12 @@ def gateway(experiment: Experiment, tenants: Tenants) -> Iterator[Gateway]:
     raise ValueError(f'Experiment.vllm={experiment.vllm} serves no clients')
   config, spec = experiment.model.read_config(), experiment.gateway
   with backends(experiment, config, PacedBackend) as make_backend:
+    backend = make_backend()
+    experiment = believed(experiment, backend)
     conductor = conductor_of(experiment, config)
     served = served_of(experiment, config)
     measures, recent = Measures(experiment.slo), Recent(spec.max_told)
-    cluster = cluster_of(experiment, config, make_backend(), conductor)
+    cluster = cluster_of(experiment, config, backend, conductor)
     driver = Driver(
       cluster, conductor, spec.max_open_choices, (measures, recent)
     )

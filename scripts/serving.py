@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 import gc
 from typing import Protocol
@@ -14,6 +15,7 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.work_costs import belief_of
 from mooncake_jax.conductor.work_costs import InstanceBelief
+from mooncake_jax.costs.links import with_links
 from mooncake_jax.events import Event
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.metrics.summary import Summary
@@ -81,6 +83,7 @@ def serve_once(
   """
   if experiment.vllm is not None:
     return _serve_vllm(experiment, experiment.vllm, prepared)
+  experiment = believed(experiment, backend)
   conductor = conductor_of(experiment, config)
   cluster = cluster_of(experiment, config, backend, conductor)
   ended: list[RequestRecord] = []
@@ -156,6 +159,18 @@ def rare_collections() -> Iterator[None]:
     yield
   finally:
     gc.set_threshold(*before)
+
+
+def believed(experiment: Experiment, backend: Backend) -> Experiment:
+  """With links as they were measured, where that is asked for."""
+  if experiment.ray is None or not experiment.ray.measures_links:
+    return experiment
+  from mooncake_jax.distributed.backend import RayBackend  # brings Ray
+  from mooncake_jax.distributed.link_speeds import measure_ways
+
+  assert isinstance(backend, RayBackend)
+  costs = with_links(experiment.costs, measure_ways(backend.crew))
+  return replace(experiment, costs=costs)
 
 
 def conductor_of(

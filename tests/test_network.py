@@ -13,9 +13,11 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.distributed.landing import Landing
 from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.movers import make_mover
+from mooncake_jax.distributed.probe import measure_wire
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.transfer.arrivals import Arrivals
+from mooncake_jax.transfer.far import JobLink
 from mooncake_jax.transfer.segment import Part
 from scripts.benches.namespaces import BURST_BYTES
 from scripts.benches.namespaces import hosts
@@ -79,11 +81,23 @@ def test_a_line_takes_the_time_that_its_bits_take(line):
   near, far = line
   far.limit(80e6)
   with ends(near, far) as (wire, arrivals):
-    wire.greet(SHAPE.smallest())
+    wire.greet(SHAPE.part())
     sent, begun_s = part(1), time.perf_counter()
     assert send(wire, arrivals, 1, sent)
     least_s = (sent.num_bytes - 2 * BURST_BYTES) / 10e6
     assert time.perf_counter() - begun_s > least_s
+
+
+def test_a_measured_line_is_as_slow_as_it_is(line):
+  near, far = line
+  far.limit(80e6)
+  with ends(near, far) as (wire, _):
+    with far.inside():
+      link = JobLink('far', lambda name, error: None, 2)
+    speed = measure_wire(wire, link, SHAPE.part(1, 256))  # 256 KiB
+    link.close()
+  assert 5e6 < speed.bytes_per_s < 10e6
+  assert speed.transfer_s(10 << 20) > 1.0
 
 
 def test_packets_are_lost_and_parts_arrive_whole(line):

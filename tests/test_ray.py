@@ -107,6 +107,16 @@ def test_the_same_tokens_as_in_one_process(backend, cluster, expected):
     assert times == sorted(times), r
 
 
+def test_the_ways_between_instances_are_measured(backend):
+  count = len(backend.crew.addresses)
+  from mooncake_jax.distributed.link_speeds import measure_ways
+
+  speeds = measure_ways(backend.crew)
+  assert len(speeds) == count * (count - 1)
+  for speed in speeds:
+    assert 1e5 < speed.bytes_per_s < 1e11 and 0 <= speed.latency_s < 1
+
+
 def test_a_prefill_instance_killed_with_one_under_way_and_others_queued(
   backend, cluster, expected
 ):

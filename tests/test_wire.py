@@ -85,7 +85,7 @@ def test_what_is_sent_arrives_whole_before_and_after_it_is_expected(
   movers, checksums
 ):
   with ends(movers, checksums=checksums) as (wire, arrivals, _):
-    wire.greet(SHAPE.smallest())
+    wire.greet(SHAPE.part())
     sent = [part(seed=1), part((2, 4), 5, (1, 1), seed=2), part(seed=3)]
     send(wire, 7, sent[0])  # early
     got = Got(arrivals, 7)

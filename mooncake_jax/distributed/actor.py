@@ -13,6 +13,7 @@ from typing import cast
 
 import ray
 
+from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Report
@@ -51,6 +52,9 @@ class InstanceActor:
 
   def holdings(self) -> Holdings:
     return self._worker.holdings()
+
+  def measure_link(self, to: str) -> LinkSpeed:
+    return self._worker.measure_link(to)
 
   def num_programs(self) -> int:
     return self._worker.num_programs()

@@ -44,10 +44,10 @@ class PartShape:
   max_tokens: int
   dtype: np.dtype
 
-  def smallest(self) -> Part:
-    """One token of one layer, all zero."""
-    shape = (1, 2, 1, self.num_kv_heads, self.head_dim)
-    return Part(0, 1, (np.zeros(shape, self.dtype),))
+  def part(self, num_layers: int = 1, num_tokens: int = 1) -> Part:
+    """One of the first layers, all ones."""
+    shape = (num_layers, 2, num_tokens, self.num_kv_heads, self.head_dim)
+    return Part(0, num_layers, (np.ones(shape, self.dtype),))
 
   def check(self, offer: '_Offered') -> None:
     """Raises ValueError unless the offer is such a part."""

@@ -55,6 +55,8 @@ class RaySpec:
     start_s: how long an instance may take to load and compile.
     silence_s: an instance that tells nothing for so long is taken for lost.
     max_restarts: how often one that was lost is started again.
+    measures_links: the Conductor believes of transfers between instances what
+      is measured as their wires open, instead of its costs' copy and handoff.
   """
 
   address: str | None = None
@@ -65,6 +67,7 @@ class RaySpec:
   start_s: float = 600.0
   silence_s: float = 15.0
   max_restarts: int = 3
+  measures_links: bool = False
 
   def __post_init__(self):
     for name in ('start_s', 'silence_s'):

@@ -25,6 +25,7 @@ from mooncake_jax.backend import Completion
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.holdings import Holdings
@@ -32,6 +33,7 @@ from mooncake_jax.distributed.holdings import holdings_of
 from mooncake_jax.distributed.landing import Landing
 from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.movers import make_mover
+from mooncake_jax.distributed.probe import measure_wire
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.engine.device import DeviceBackend
@@ -166,6 +168,18 @@ class Worker:
     """What it holds now."""
     return holdings_of(self.backend, self.arrivals, len(self._local))
 
+  def measure_link(self, to: str) -> LinkSpeed:
+    """Measures the way to another instance by parts of a block's size.
+
+    Raises:
+      OSError: it can't be measured now.
+    """
+    layout, wire = self.backend.layout, self._wires[to]
+    part = self._shape.part(
+      layout.layers_per_transfer, layout.block_size_tokens
+    )
+    return measure_wire(wire, self.backend.tiers[wire.name].write_link, part)
+
   def num_programs(self) -> int:
     """Programs compiled so far."""
     return self.backend.compiled_programs()
@@ -233,7 +247,7 @@ class Worker:
     wire = self._wires[command.instance]
     wire.lead_to(command.address)
     if command.address is not None:
-      greet = partial(wire.greet, self._shape.smallest())
+      greet = partial(wire.greet, self._shape.part())
       job = Job(0, lambda: True, greet, lambda error: None)
       for _ in range(WIRE_LINES):  # all threads have something to do
         self.backend.tiers[wire.name].write_link.submit(job, URGENT)

@@ -29,7 +29,7 @@ SUBNET = '10.213.77.'  # that no packet leaves: the switch leads nowhere else
 TOOLS = ('ip', 'tc', 'nft')
 CLONE_NEWNET = 0x40000000  # sched.h
 # What goes at once over an idle cable, and how long what is too much waits.
-BURST_BYTES, QUEUE_S = 256 << 10, 0.05
+BURST_BYTES, QUEUE_S = 72 << 10, 0.05
 IN_10000 = 10_000
 _numbers = itertools.count()
 
@@ -67,6 +67,10 @@ class Host:
       yield
     finally:
       _enter(before)
+
+  def command(self, *words: str) -> list[str]:
+    """What starts a program on this host."""
+    return ['ip', 'netns', 'exec', self.name, *words]
 
   def limit(self, bits_per_s: float) -> None:
     """The cable is so fast from now on, each way."""

@@ -6,12 +6,17 @@ links do, or lets the near end read its memory by NIXL and nothing else. All
 blocks in turn lie elsewhere in memory, for KVCache is never in the cache.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 import itertools
 import json
 import os
 from pathlib import Path
+from statistics import median
 import subprocess
 import sys
 import threading
@@ -21,21 +26,28 @@ from typing import Any
 import numpy as np
 
 from mooncake_jax.backend import Replica
+from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.landing import Landing
 from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.mover import Mover
 from mooncake_jax.distributed.movers import make_mover
 from mooncake_jax.distributed.nixl import NixlMover
+from mooncake_jax.distributed.probe import measure_wire
 from mooncake_jax.distributed.spec import MoverName
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.engine.device import WIRE_LINES
 from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.entries import aligned
+from mooncake_jax.transfer.far import Job
+from mooncake_jax.transfer.far import JobLink
 from mooncake_jax.transfer.host_memory import keep_freed_memory
 from mooncake_jax.transfer.segment import Part
-from mooncake_jax.transfer.worker import Worker
 from scripts.benches.loopback import loopback
+from scripts.benches.namespaces import DEVICE
+from scripts.benches.namespaces import Host
+from scripts.benches.namespaces import hosts
+from scripts.benches.namespaces import why_not
 from scripts.benches.rows import Row
 from scripts.gin_source import ROOT
 
@@ -44,17 +56,40 @@ MEMORY_BYTES = 128 << 20
 SHAPE = PartShape(1, 8, 128, 1 << 16, np.dtype(np.float32))
 TOKEN_BYTES = 2 * 8 * 128 * 4
 DEVICES = 'lo'
+PIECE_BYTES = 1 << 20
+COUNTS = (1, 4, 16)  # pieces of a transfer
+LINE_BITS_PER_S = 1e9
+LINE_SHARE = 0.9
+PREDICTED_OFF = 0.2
+MOVERS: tuple[MoverName, ...] = ('tcp', 'nixl')
+
+
+@dataclass(frozen=True)
+class Place:
+  """Where the two ends are; None is here, over loopback."""
+
+  near: Host | None = None
+  far: Host | None = None
+
+  def spec(self, mover: MoverName) -> WireSpec:
+    if self.near is None:
+      return WireSpec(mover, devices=DEVICES)
+    # UCX would find that both ends are on one machine.
+    return WireSpec(mover, bind=self.near.address, devices=DEVICE)
+
+
+HERE = Place()
 
 
 def wires(quick: bool) -> list[Row]:
   """GB/s by way and size, and ours as a share of the bare way."""
   turns = 5 if quick else 15
-  rows = []
+  rows = [*lines(3 if quick else 9)]
   ways: dict[MoverName, Any] = {'nixl': _bare_nixl, 'tcp': _bare_socket}
   for mover, bare in ways.items():
     for size in SIZES:
-      with bare(size) as bare_s, _ours(mover, size) as ours_s:
-        took = [(ours_s(), bare_s()) for _ in range(turns)]
+      with bare(size) as bare_s, ours(mover, size) as way:
+        took = [(way.seconds(), bare_s()) for _ in range(turns)]
       rows += _rows(mover, size, took)
   return rows
 
@@ -75,6 +110,62 @@ def _rows(
   )
 
 
+def lines(turns: int) -> Iterator[Row]:
+  """Whether a wire takes as long as it was measured to, also on a slow line."""
+  yield from _predicted('nixl', HERE, turns)
+  yield from _predicted('tcp', HERE, turns)
+  if why := why_not():
+    for mover in ('tcp', 'nixl'):
+      yield Row(f'line.{mover}_share', None, 'ratio', why, LINE_SHARE)
+    return
+  with hosts(2, LINE_BITS_PER_S) as (near, far), _environment(UCX_TLS='tcp'):
+    for mover in MOVERS:
+      yield from _predicted(mover, Place(near, far), turns)
+
+
+def _predicted(mover: MoverName, place: Place, turns: int) -> Iterator[Row]:
+  name = f'{"wire" if place is HERE else "line"}.{mover}'
+  with ours(mover, PIECE_BYTES, place) as way:
+    speed = way.measured()
+    took_s = {
+      count: count * median(way.seconds(count) for _ in range(turns))
+      for count in COUNTS
+    }
+  if place is not HERE:
+    count = COUNTS[-1]
+    share = count * PIECE_BYTES * 8 / LINE_BITS_PER_S / took_s[count]
+    why = f'of {LINE_BITS_PER_S:.0e} bits/s, {count} MiB at once'
+    yield Row(f'{name}_share', share, 'ratio', why, LINE_SHARE)
+  off = {
+    count: speed.transfer_s(count * PIECE_BYTES) / seconds - 1
+    for count, seconds in took_s.items()
+  }
+  told = ', '.join(f'{count} MiB {each:+.0%}' for count, each in off.items())
+  latency_ms, gb_per_s = 1e3 * speed.latency_s, speed.bytes_per_s / 1e9
+  yield Row(
+    f'{name}_predicted_off',
+    max(map(abs, off.values())),
+    'ratio',
+    f'{latency_ms:.2f} ms, {gb_per_s:.3f} GB/s: {told}',
+    PREDICTED_OFF,
+    at_most=True,
+  )
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+  """For programs that are started, and libraries that are loaded, meanwhile."""
+  before = {**os.environ}
+  os.environ.update(values)
+  for name in ('UCX_NET_DEVICES',):
+    os.environ.pop(name, None)
+  try:
+    yield
+  finally:
+    os.environ.clear()
+    os.environ.update(before)
+
+
 def blocks(size: int) -> list[np.ndarray]:
   """Memory of one size, all of it touched."""
   count = max(MEMORY_BYTES // size, 1)
@@ -87,25 +178,41 @@ def blocks(size: int) -> list[np.ndarray]:
 # The near end receives.
 
 
+class Ours:
+  """Wires that the other process sends over."""
+
+  def __init__(self, ask: Callable[[dict[str, Any]], Any], arrivals: Arrivals):
+    self._ask = ask
+    self._arrivals = arrivals
+    self._numbers = itertools.count()
+
+  def seconds(self, count: int | None = None) -> float:
+    """A part takes; so many are sent at once, or all of its memory."""
+    number = next(self._numbers)
+    self._arrivals.expect(number, lambda _, left: left(), _raise)
+    return float(self._ask({'number': number, 'count': count})['seconds'])
+
+  def measured(self) -> LinkSpeed:
+    """As an instance measures it."""
+    return LinkSpeed(*self._ask({'measure': True})['speed'])
+
+
 @contextmanager
-def _ours(mover: MoverName, size: int) -> Iterator[Any]:
-  """Seconds a block, by wires, from the other process's memory into ours."""
-  spec, made = WireSpec(mover, devices=DEVICES), _mover(mover, 'near')
-  arrivals = Arrivals(MEMORY_BYTES)
-  landing = Landing(spec, SHAPE, made, arrivals, 's')
-  host, port = landing.address
-  with _other('send', mover, str(size), host, str(port)) as ask:
-    numbers = itertools.count()
-
-    def seconds() -> float:
-      number = next(numbers)
-      arrivals.expect(number, lambda _, left: left(), _raise)
-      return float(ask({'number': number})['seconds'])
-
-    seconds()
-    yield seconds
-  landing.close()
-  made.close()
+def ours(mover: MoverName, size: int, place: Place = HERE) -> Iterator[Ours]:
+  """From the other process's memory into ours."""
+  with ExitStack() as stack:
+    if place.near is not None:
+      stack.enter_context(place.near.inside())
+    spec, made = place.spec(mover), _mover(mover, 'near', place)
+    stack.callback(made.close)
+    arrivals = Arrivals(MEMORY_BYTES)
+    landing = Landing(spec, SHAPE, made, arrivals, 's')
+    stack.callback(landing.close)
+    host, port = landing.address
+    words = 'send', mover, str(size), host, str(port), spec.devices
+    way = Ours(stack.enter_context(_other(*words, on=place.far)), arrivals)
+    way.seconds()
+    yield way
 
 
 @contextmanager
@@ -162,8 +269,9 @@ def _bare_socket(size: int) -> Iterator[Any]:
     yield seconds
 
 
-def _mover(name: MoverName, agent: str) -> Mover:
-  return make_mover(name, f'{agent}-{os.getpid()}-{time.time_ns()}', DEVICES)
+def _mover(name: MoverName, agent: str, place: Place = HERE) -> Mover:
+  devices = place.spec(name).devices
+  return make_mover(name, f'{agent}-{os.getpid()}-{time.time_ns()}', devices)
 
 
 def _raise(error: Exception) -> None:
@@ -171,10 +279,12 @@ def _raise(error: Exception) -> None:
 
 
 @contextmanager
-def _other(*arguments: str) -> Iterator[Any]:
+def _other(*arguments: str, on: Host | None = None) -> Iterator[Any]:
   """The other process; what it yields asks it once and gives its answer."""
   module = f'scripts.benches.{Path(__file__).stem}'
   command = [sys.executable, '-m', module, *arguments]
+  if on is not None:
+    command = on.command(*command)
   with subprocess.Popen(
     command,
     cwd=ROOT,
@@ -198,32 +308,37 @@ def _other(*arguments: str) -> Iterator[Any]:
 # The far end sends.
 
 
-def _send(mover: MoverName, size: int, address: tuple[str, int]) -> None:
-  """Answers each question with the seconds that a block took."""
-  wire = Wire(
-    'near', WireSpec(mover, devices=DEVICES), _mover(mover, 'far'), 's'
-  )
+def _send(
+  mover: MoverName, size: int, address: tuple[str, int], devices: str
+) -> None:
+  """Answers questions with the seconds that a part took, or how fast it is."""
+  spec = WireSpec(mover, devices=devices)
+  made = make_mover(mover, f'far-{os.getpid()}', devices)
+  wire = Wire('near', spec, made, 's')
   wire.lead_to(address)
   shape = (1, 2, size // TOKEN_BYTES, 8, 128)
   parts = [
     Part(0, 1, (b.view(np.float32).reshape(shape),)) for b in blocks(size)
   ]
-  done = threading.Semaphore(0)
-
-  def store(jobs: list[tuple[int, Part]]) -> None:
-    for number, part in jobs:
-      wire.store(Replica(wire.name, number, b''), part)
-      done.release()
-
-  link = Worker('far', store, _crash, num_threads=WIRE_LINES)
+  link = JobLink('far', _crash, WIRE_LINES)
   for line in sys.stdin:
-    number = json.loads(line)['number']
+    question = json.loads(line)
+    if question.get('measure'):
+      _tell({'speed': measure_wire(wire, link, parts[0])})
+      continue
+    some = parts[: question['count']]
+    replica = Replica(wire.name, question['number'], b'')
     begun_s = time.perf_counter()
-    for part in parts:
-      link.submit((number, part), 0)
-    for _ in parts:
-      assert done.acquire(timeout=30)
-    _tell({'seconds': (time.perf_counter() - begun_s) / len(parts)})
+    _send_all(link, [partial(wire.store, replica, part) for part in some])
+    _tell({'seconds': (time.perf_counter() - begun_s) / len(some)})
+
+
+def _send_all(link: JobLink, sends: list[Callable[[], None]]) -> None:
+  done = threading.Semaphore(0)
+  for send in sends:
+    link.submit(Job(0, lambda: True, send, _raise, done.release), 0)
+  for _ in sends:
+    assert done.acquire(timeout=30)
 
 
 def _lie(size: int) -> None:
@@ -261,7 +376,8 @@ def main(what: str, *arguments: str) -> None:
     _lie(int(arguments[0]))
   else:
     mover: MoverName = 'nixl' if arguments[0] == 'nixl' else 'tcp'
-    _send(mover, int(arguments[1]), (arguments[2], int(arguments[3])))
+    size, host, port, devices = arguments[1:]
+    _send(mover, int(size), (host, int(port)), devices)
 
 
 if __name__ == '__main__':

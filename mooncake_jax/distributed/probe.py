@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast a wire is: parts that nobody wants, sent as transfers are."""
+
+import threading
+
+from mooncake_jax.costs.links import LinkSpeed
+from mooncake_jax.costs.links import measure_link
+from mooncake_jax.distributed.wire import Wire
+from mooncake_jax.transfer.far import Job
+from mooncake_jax.transfer.far import JobLink
+from mooncake_jax.transfer.segment import Part
+
+MAX_BYTES = 64 << 20
+PATIENCE_S = 20.0
+
+
+def measure_wire(wire: Wire, link: JobLink, part: Part) -> LinkSpeed:
+  """Measures a wire by parts like this one, over all its connections.
+
+  Args:
+    link: whose threads send.
+
+  Raises:
+    OSError: the other side did not take them.
+  """
+
+  def send(count: int) -> None:
+    ended, errors = threading.Semaphore(0), []
+    job = Job(
+      part.num_bytes,
+      lambda: True,
+      lambda: wire.greet(part),
+      errors.append,
+      ended.release,
+    )
+    for _ in range(count):
+      link.submit(job, 0)
+    for _ in range(count):
+      if not ended.acquire(timeout=PATIENCE_S):
+        raise TimeoutError(f'{wire.name} takes longer than {PATIENCE_S:g} s')
+    if errors:
+      raise ConnectionError(f'{wire.name}: {errors[0]}') from errors[0]
+
+  return measure_link(send, part.num_bytes, MAX_BYTES)
