@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from mooncake_jax.assess.break_even import BreakEven
+from mooncake_jax.assess.measured import Measured
 from mooncake_jax.assess.reuse import Reuse
 from mooncake_jax.assess.verdict import System
 from mooncake_jax.assess.verdict import Verdict
@@ -58,6 +59,7 @@ class Assessed:
   Attributes:
     errors: lines of the trace that could not be read, and the like.
     sweeps: by what is swept.
+    measured: break-evens that were measured, of these or other machines.
     kv_bytes_per_token: of the model served, in its KVCache's dtype.
   """
 
@@ -74,3 +76,4 @@ class Assessed:
   verdict: Verdict
   kv_bytes_per_token: int
   seconds: float
+  measured: tuple[Measured, ...] = ()

@@ -87,12 +87,14 @@ class BreakEven:
     tokens: by medium the shortest prefix of `rows` from which on fetching at
       P50 beats recomputing at P50; None where it never does.
     sure_tokens: the same with fetching at P99.
+    formula_tokens: by the formula at the link's bandwidth.
   """
 
   rows: tuple[Row, ...]
   flops_per_s: float
   tokens: dict[str, int | None]
   sure_tokens: dict[str, int | None]
+  formula_tokens: dict[str, int]
   spread: Spread
 
 
@@ -133,6 +135,10 @@ def break_even(
     flops_per_s,
     {medium: _first(rows, medium, 0) for medium in MEDIA},
     {medium: _first(rows, medium, 1) for medium in MEDIA},
+    {
+      medium: _formula_first(config, costs, link, kv_dtype_bytes, flops_per_s)
+      for medium, link in MEDIA.items()
+    },
     spread,
   )
 
@@ -145,6 +151,26 @@ def formula_bytes_per_flop(
   b = 2 * config.num_layer_matmul_params / d**2
   flops = ATTENTION * prefix_tokens * d + b * d * d
   return 2 * d * dtype_bytes / (config.num_groups * flops)
+
+
+def formula_tokens(
+  config: ModelConfig, bytes_per_flop: float, dtype_bytes: int
+) -> int:
+  """The formula solved for p: prefixes longer than so many tokens pay."""
+  d = config.model_dim
+  flops = 2 * d * dtype_bytes / (config.num_groups * bytes_per_flop)
+  left = flops - 2 * config.num_layer_matmul_params
+  return max(0, math.ceil(left / (ATTENTION * d)))
+
+
+def first_winning(lengths: Sequence[int], wins: Sequence[bool]) -> int | None:
+  """The first length from which on all win; None if the longest does not."""
+  found = None
+  for length, won in zip(reversed(lengths), reversed(wins)):
+    if not won:
+      break
+    found = length
+  return found
 
 
 def spread_of(costs: CostModel, points: Points) -> Spread:
@@ -190,10 +216,22 @@ def _fetch_s(
 
 
 def _first(rows: Sequence[Row], medium: str, rank: int) -> int | None:
-  """The first length from which on fetching wins at all longer ones."""
-  found = None
-  for row in reversed(rows):
-    if row.fetch_s[medium][rank] >= row.recompute_s[0]:
-      break
-    found = row.prefix_tokens
-  return found
+  """From which length on a fetch at P50 (0) or P99 (1) wins."""
+  return first_winning(
+    [row.prefix_tokens for row in rows],
+    [row.fetch_s[medium][rank] < row.recompute_s[0] for row in rows],
+  )
+
+
+def _formula_first(
+  config: ModelConfig,
+  costs: CostModel,
+  link: Link | None,
+  dtype_bytes: int,
+  flops_per_s: float,
+) -> int:
+  """By the formula, at the bandwidth that the link comes to."""
+  if link is None:
+    return 0
+  extra_s = costs.transfer_s(2 << 30, link) - costs.transfer_s(1 << 30, link)
+  return formula_tokens(config, (1 << 30) / extra_s / flops_per_s, dtype_bytes)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An assessment as one HTML page that needs no other file, and as text."""
 
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -15,10 +14,15 @@ from mooncake_jax.assess.reuse import Reuse
 from mooncake_jax.assess.verdict import System
 from mooncake_jax.metrics.table import number
 from mooncake_jax.report.lines import line_panels
+from mooncake_jax.report.measured import measured_section
 from mooncake_jax.report.page import document
+from mooncake_jax.report.parts import Cell
+from mooncake_jax.report.parts import listed
+from mooncake_jax.report.parts import pair
+from mooncake_jax.report.parts import paragraph
+from mooncake_jax.report.parts import table
+from mooncake_jax.report.parts import tokens
 from mooncake_jax.report.plots import svg
-
-Cell = str | float | None
 
 
 def assessment_page(
@@ -35,6 +39,7 @@ def assessment_page(
     *_sweeps(found),
     *_reuse(found.reuse, found.kv_bytes_per_token),
     *_break_even(found.even),
+    *_measured(found),
     *_trace(found),
   ]
   folded = {
@@ -62,21 +67,21 @@ def told(found: Assessed) -> str:
 def _verdict(found: Assessed) -> Iterator[str]:
   verdict = found.verdict
   yield f'<p class="answer">{escape(verdict.sentence)}</p>'
-  yield _listed('Why', verdict.reasons)
-  yield _listed('What may be otherwise', verdict.doubts)
+  yield listed('Why', verdict.reasons)
+  yield listed('What may be otherwise', verdict.doubts)
 
 
 def _systems(found: Assessed) -> Iterator[str]:
   of = found.simulated
   yield f'<h2>Systems, {of.nodes} nodes each</h2>'
-  yield _paragraph(
+  yield paragraph(
     f'Goodput is the highest rate at which {of.target:.0%} of all requests '
     f'have their first token within {of.slo_ttft_s:g} s and a TBT of at most '
     f"{of.slo_tbt_s:g} s; the workload's own arrivals are made faster or "
     f'slower alike. Share, hit rate and times are those at its own rate, '
     f'{of.requests_per_s:.3g} requests/s.'
   )
-  yield _table(
+  yield table(
     (
       'system',
       'goodput, requests/s',
@@ -92,7 +97,7 @@ def _systems(found: Assessed) -> Iterator[str]:
   finalists = [each for each in found.systems if len(each.goodputs) > 1]
   cases = list(dict.fromkeys(c for each in finalists for c in each.goodputs))
   yield '<h3>The same where things are not as predicted</h3>'
-  yield _table(
+  yield table(
     ('goodput, requests/s', *(each.name for each in finalists)),
     (
       (case, *(each.goodputs.get(case) for each in finalists)) for case in cases
@@ -119,7 +124,7 @@ def _sweeps(found: Assessed) -> Iterator[str]:
   yield '<h2>Sweeps</h2>'
   for what, tried in found.sweeps.items():
     yield f'<h3>{escape(what[0].upper() + what[1:])}</h3>'
-    yield _table(
+    yield table(
       ('', 'system', 'requests/s', 'share', 'hit rate', 'TTFT P90, s'),
       (
         (
@@ -138,26 +143,26 @@ def _sweeps(found: Assessed) -> Iterator[str]:
 def _reuse(reuse: Reuse | None, kv_bytes_per_token: int) -> Iterator[str]:
   yield '<h2>Reuse</h2>'
   if reuse is None:
-    yield _paragraph(
+    yield paragraph(
       'Unknown: the trace has lengths alone. Possible hits, working set, room '
       'and age of what is reused need hashes of the prompts, or the prompts.'
     )
     return
-  yield _paragraph(
+  yield paragraph(
     f'{reuse.hit_rate:.1%} of {reuse.prompt_tokens / 1e6:.1f} M prompt tokens '
     f'could be reused in blocks of {reuse.block_size_tokens}, by '
     f'{reuse.hit_prompts:.0%} of {reuse.num_prompts:,} prompts.'
   )
-  yield _table(
+  yield table(
     ('reusable prefix of at least', 'prompts', 'tokens, of all'),
     ((f'{p.prefix_tokens:,}', p.prompts, p.tokens) for p in reuse.by_prefix),
   )
-  yield _table(
+  yield table(
     ('used again within, s', 'of the reusable tokens'),
     ((str(age), share) for age, share in reuse.by_age_s.items()),
   )
   if len(reuse.by_tenant) > 1:
-    yield _table(
+    yield table(
       ('tenant', 'prompts', 'prompt tokens', 'hit rate'),
       (
         (t.tenant, t.prompts, t.prompt_tokens, t.hit_rate)
@@ -165,7 +170,7 @@ def _reuse(reuse: Reuse | None, kv_bytes_per_token: int) -> Iterator[str]:
       ),
     )
   gib = kv_bytes_per_token / 2**30
-  yield _table(
+  yield table(
     ('block size, tokens', 'distinct tokens', 'GiB', 'possible hit rate'),
     (
       (
@@ -177,7 +182,7 @@ def _reuse(reuse: Reuse | None, kv_bytes_per_token: int) -> Iterator[str]:
       for w in reuse.working_sets
     ),
   )
-  yield _table(
+  yield table(
     ('of the possible hits', 'room, tokens', 'GiB'),
     (
       (f'{share:.0%}', tokens, tokens * gib)
@@ -195,7 +200,7 @@ def _reuse(reuse: Reuse | None, kv_bytes_per_token: int) -> Iterator[str]:
 def _break_even(even: BreakEven) -> Iterator[str]:
   yield '<h2>Recompute or fetch?</h2>'
   measured = even.spread.points
-  yield _paragraph(
+  yield paragraph(
     'Seconds at P50 and P99. '
     + (
       f'P99 from {measured} measured times; links without any have assumed '
@@ -206,24 +211,28 @@ def _break_even(even: BreakEven) -> Iterator[str]:
     + f' An instance computes {even.flops_per_s / 1e12:.0f} TFLOP/s.'
   )
   media = [*even.tokens]
-  yield _table(
+  yield table(
     ('prefix, tokens', 'recompute', *media, 'GB/s by formula', 'by costs'),
     (
       (
         f'{row.prefix_tokens:,}',
-        _pair(row.recompute_s),
-        *(_pair(row.fetch_s[medium]) for medium in media),
+        pair(row.recompute_s),
+        *(pair(row.fetch_s[medium]) for medium in media),
         row.formula_bytes_per_s / 1e9,
         row.least_bytes_per_s / 1e9,
       )
       for row in even.rows
     ),
   )
-  yield _table(
+  yield table(
     ('fetching beats recomputing from', *media),
     (
-      ('at P50', *(_tokens(even.tokens[medium]) for medium in media)),
-      ('at P99', *(_tokens(even.sure_tokens[medium]) for medium in media)),
+      ('at P50', *(tokens(even.tokens[medium]) for medium in media)),
+      ('at P99', *(tokens(even.sure_tokens[medium]) for medium in media)),
+      (
+        'by the formula',
+        *(tokens(even.formula_tokens[medium]) for medium in media),
+      ),
     ),
   )
   lines = {
@@ -235,10 +244,23 @@ def _break_even(even: BreakEven) -> Iterator[str]:
   yield f'<figure>{svg(drawn)}</figure>'
 
 
+def _measured(found: Assessed) -> Iterator[str]:
+  if not found.measured:
+    return
+  yield '<h2>The same measured, end to end</h2>'
+  yield paragraph(
+    'Not of the nodes and the model above, but of what the engine, the store '
+    'and the transfer engine do on a machine at hand: so far may the formula '
+    'be off. Own machines: scripts/break_even.py.'
+  )
+  for each in found.measured:
+    yield from measured_section(each)
+
+
 def _trace(found: Assessed) -> Iterator[str]:
   of, part = found.statistics, found.simulated
   yield '<h2>Trace</h2>'
-  yield _paragraph(
+  yield paragraph(
     f'{found.trace}, format {found.trace_format}: {of.num_requests:,} requests '
     f'in {of.duration_s:,.0f} s; prompts {of.input_tokens.mean:,.0f} tokens in '
     f'the mean (P99 {of.input_tokens.p99:,.0f}), outputs '
@@ -247,34 +269,4 @@ def _trace(found: Assessed) -> Iterator[str]:
     f'{part.duration_s:,.0f} s. All took {found.seconds:.0f} s.'
   )
   if found.errors:
-    yield _listed('Left out, or assumed', found.errors)
-
-
-def _listed(title: str, items: Iterable[str]) -> str:
-  lines = ''.join(f'<li>{escape(item)}</li>' for item in items)
-  return f'<h3>{escape(title)}</h3><ul>{lines}</ul>'
-
-
-def _paragraph(text: str) -> str:
-  return f'<p>{escape(text)}</p>'
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-  head = ''.join(f'<th>{escape(each)}</th>' for each in columns)
-  body = ''.join(
-    f'<tr>{"".join(f"<td>{escape(_cell(c))}</td>" for c in row)}</tr>'
-    for row in rows
-  )
-  return f'<table><tr>{head}</tr>{body}</table>'
-
-
-def _cell(value: Cell) -> str:
-  return value if isinstance(value, str) else number(value)
-
-
-def _pair(seconds: tuple[float, float]) -> str:
-  return ' / '.join(f'{each:.3g}' for each in seconds)
-
-
-def _tokens(count: int | None) -> str:
-  return 'never' if count is None else f'{count:,}'
+    yield listed('Left out, or assumed', found.errors)

@@ -25,8 +25,10 @@ MOST_BARS = 600  # more are a blur, and slow to draw
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 62em;
        color: #222; padding: 0 1em }
-pre { background: #f6f6f6; padding: 1em; overflow-x: auto }
-figure { display: inline-block; margin: .5em .5em .5em 0 }
+pre, .wide { overflow-x: auto }
+pre { background: #f6f6f6; padding: 1em }
+figure { display: inline-block; margin: .5em .5em .5em 0; max-width: 100% }
+svg { max-width: 100%; height: auto }
 table { border-collapse: collapse; margin: 1em 0 }
 th, td { padding: .2em .8em; text-align: right; border-bottom: 1px solid #ddd }
 th:first-child, td:first-child { text-align: left }
@@ -87,6 +89,7 @@ def document(title: str, body: str, folded: Mapping[str, str]) -> str:
   folds = ''.join(_fold(*item) for item in folded.items())
   return (
     '<!doctype html><html lang="en"><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width">'
     f'<title>{escape(title)}</title><style>{_STYLE}</style>'
     f'<h1>{escape(title)}</h1>{body}{folds}</html>\n'
   )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One trace from its rows to the verdict."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 import time
 
@@ -10,6 +11,7 @@ from mooncake_jax.assess.break_even import assumed_spread
 from mooncake_jax.assess.break_even import break_even
 from mooncake_jax.assess.break_even import BreakEven
 from mooncake_jax.assess.break_even import spread_of
+from mooncake_jax.assess.measured import Measured
 from mooncake_jax.assess.reuse import measure_reuse
 from mooncake_jax.assess.reuse import Reuse
 from mooncake_jax.assess.reuse import working_set
@@ -32,7 +34,11 @@ from scripts.workloads import TraceWorkload
 
 
 def assess(
-  assessment: Assessment, trace: str, trace_format: str, workers: int = 0
+  assessment: Assessment,
+  trace: str,
+  trace_format: str,
+  workers: int = 0,
+  measured: Sequence[Measured] = (),
 ) -> Assessed:
   """Measures, simulates and weighs; takes minutes.
 
@@ -40,6 +46,7 @@ def assess(
     assessment: whose workload is the whole trace.
     trace, trace_format: how it is called.
     workers: processes; 0 is one a core.
+    measured: break-evens to show beside the costs'.
 
   Raises:
     ValueError: the trace has fewer than two requests that the model takes.
@@ -80,6 +87,7 @@ def assess(
     verdict(study.systems, reuse, even, assessment.least_gain, doubts),
     kv_bytes(config, 1, dtype_bytes),
     time.monotonic() - began_s,
+    tuple(measured),
   )
 
 
