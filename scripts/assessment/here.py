@@ -14,6 +14,7 @@ they are read: else memory would be measured.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 import os
@@ -273,11 +274,16 @@ def _check_source(source: str, length: int, events: list[Event]) -> None:
 def forget_files(folder: Path) -> None:
   """Writes a folder's files out and takes them out of the page cache."""
   for path in folder.rglob('*'):
-    if not path.is_file():
-      continue
-    handle = os.open(path, os.O_RDONLY)
-    try:
-      os.fsync(handle)
-      os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-      os.close(handle)
+    # Blocks of the round before go meanwhile, when their leases end.
+    with suppress(FileNotFoundError):
+      if path.is_file():
+        _forget_file(path)
+
+
+def _forget_file(path: Path) -> None:
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(handle)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+  finally:
+    os.close(handle)
