@@ -10,6 +10,7 @@ from functools import partial
 import heapq
 
 from mooncake_jax.backend import Backend
+from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
@@ -156,6 +157,18 @@ class Cluster:
   def drop(self, keys: Iterable[BlockKey], segment: str) -> None:
     """Takes blocks out of a segment, each as soon as nobody reads it there."""
     self._members.drop(keys, segment)
+
+  def adopt(self, segment: str, keys: Iterable[BlockKey]) -> list[Replica]:
+    """Publishes blocks whose bytes the caller brings before the next step.
+
+    The last counts as the last used; what finds no room is left out.
+    """
+    num_bytes, master = self.layout.block_bytes, self.master
+    found = [master.adopt(key, num_bytes, segment) for key in keys]
+    replicas = [replica for replica in found if replica is not None]
+    told = master.events.stored(replicas, self.backend.now_s())
+    self._flow.apply([*told])
+    return replicas
 
   def inventory(self, segment: str) -> tuple[BlockKey, ...]:
     """Keys that the segment can serve."""

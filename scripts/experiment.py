@@ -16,6 +16,7 @@ from mooncake_jax.model.kernels import AttentionChoice
 from mooncake_jax.slo import SLO
 from mooncake_jax.systems.vllm import VllmSpec
 from mooncake_jax.transfer.mooncake_config import MooncakeConfig
+from mooncake_jax.transfer.snapshot_spec import SnapshotSpec
 from scripts.models import Model
 from scripts.workloads import Workload
 
@@ -48,6 +49,8 @@ class Experiment:
     changes: what happens while it runs.
     gateway: limits of the server.
     tokenizer: whose text a simulation speaks to clients; None is the model's.
+    snapshot: what pinned host memory begins with and is kept as, on devices
+      of one process.
     keeps_journal: whether all that happened is kept, for timelines and to
       replay it; a large simulation takes less memory and time without.
   """
@@ -72,6 +75,7 @@ class Experiment:
   changes: Changes = Changes()
   gateway: GatewaySpec = GatewaySpec()
   tokenizer: Model | None = None
+  snapshot: SnapshotSpec | None = None
   keeps_journal: bool = True
 
   def __post_init__(self):
@@ -81,6 +85,11 @@ class Experiment:
           f'Experiment.{name}={getattr(self, name)} needs '
           'Experiment.backend="virtual"'
         )
+    if self.snapshot is not None and self.backend != 'device':
+      raise ValueError(
+        f'Experiment.snapshot={self.snapshot} needs Experiment.backend='
+        f'"device", not {self.backend!r}'
+      )
     if self.tokenizer is not None and self.backend != 'virtual':
       raise ValueError(
         f'Experiment.tokenizer={self.tokenizer}: on devices the model has its '

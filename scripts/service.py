@@ -33,6 +33,10 @@ def gateway(experiment: Experiment, tenants: Tenants) -> Iterator[Gateway]:
   """
   if experiment.vllm is not None:
     raise ValueError(f'Experiment.vllm={experiment.vllm} serves no clients')
+  if experiment.snapshot is not None:
+    raise ValueError(
+      f'Experiment.snapshot={experiment.snapshot} is for scripts/run.py'
+    )
   config, spec = experiment.model.read_config(), experiment.gateway
   with backends(experiment, config, PacedBackend) as make_backend:
     backend = make_backend()

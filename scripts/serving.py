@@ -29,6 +29,7 @@ from mooncake_jax.systems.vllm import serve_vllm
 from mooncake_jax.systems.vllm import VllmSpec
 from scripts.experiment import Experiment
 from scripts.resuming import rest_of
+from scripts.warming import warmed
 from scripts.workloads import Prepared
 
 
@@ -92,7 +93,10 @@ def serve_once(
     requests = rest_of(prepared, unfinished.records)
     ended += unfinished.records
     keep = partial(_keep, ended, unfinished)
-  with rare_collections():
+  with (
+    rare_collections(),
+    warmed(experiment, config, cluster, backend, on_event) as on_event,
+  ):
     records, journal = serve(
       requests,
       conductor,

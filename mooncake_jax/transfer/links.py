@@ -190,13 +190,14 @@ def _on_cpu(move: Move) -> list[Any] | None:
   if not _is_on_cpu(move):
     return None
   arrays = map(np.asarray, move.arrays)
-  return [*arrays] if move.is_private else [*map(_copy, arrays)]
+  return [*arrays] if move.is_private else [*map(copied, arrays)]
 
 
-def _copy(array: np.ndarray) -> np.ndarray:
-  copied = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
-  np.copyto(copied, array)
-  return copied
+def copied(array: np.ndarray) -> np.ndarray:
+  """The same in new memory that a CPU device uses in place."""
+  copy = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+  np.copyto(copy, array)
+  return copy
 
 
 def _is_on_cpu(move: Move) -> bool:
