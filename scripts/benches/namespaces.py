@@ -63,7 +63,7 @@ class Host:
     """The calling thread is on this host."""
     before = os.open('/proc/thread-self/ns/net', os.O_RDONLY)
     try:
-      _enter(os.open(NAMESPACES / self.name, os.O_RDONLY))
+      self.enter()
       yield
     finally:
       _enter(before)
@@ -71,6 +71,10 @@ class Host:
   def command(self, *words: str) -> list[str]:
     """What starts a program on this host."""
     return ['ip', 'netns', 'exec', self.name, *words]
+
+  def enter(self) -> None:
+    """The calling thread is on this host from now on."""
+    _enter(os.open(NAMESPACES / self.name, os.O_RDONLY))
 
   def limit(self, bits_per_s: float) -> None:
     """The cable is so fast from now on, each way."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes a second over block size: a panel a case, a line a way."""
+"""What benchmarks draw: bytes a second over block size, or curves over time."""
 
 from pathlib import Path
 
@@ -8,11 +8,18 @@ from scripts.benches.rows import Row
 
 
 def plot(rows: list[Row], path: Path) -> None:
-  """Draws the rows that have a point, in the format of the path's suffix.
+  """Draws the rows that have a curve, else those that have a point.
+
+  In the format of the path's suffix. All curves have the axes of the first.
 
   Raises:
     ValueError: no row has one.
   """
+  if curves := [(row.metric, row.curve) for row in rows if row.curve]:
+    over = {name: {name: curve.points} for name, curve in curves}
+    labels = curves[0][1].x_label, curves[0][1].y_label
+    line_panels(over, *labels, columns=1).savefig(path)
+    return
   panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
   for row in sorted(rows, key=lambda row: row.metric):
     if row.point and row.value is not None:

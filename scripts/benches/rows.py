@@ -26,6 +26,20 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Curve:
+  """What a figure comes from, over time: a panel of its own.
+
+  Attributes:
+    points: (x, y).
+    x_label, y_label: what they are, with units.
+  """
+
+  points: tuple[tuple[float, float], ...]
+  x_label: str
+  y_label: str
+
+
+@dataclass(frozen=True)
 class Row:
   """One figure.
 
@@ -36,6 +50,7 @@ class Row:
     target: the figure must reach it; None where nothing is asked of it.
     at_most: the target is an upper limit, not a lower one.
     point: of a figure that is one of a series.
+    curve: of a figure that sums one up.
   """
 
   metric: str
@@ -45,6 +60,7 @@ class Row:
   target: float | None = None
   at_most: bool = False
   point: Point | None = None
+  curve: Curve | None = None
 
   @property
   def ok(self) -> bool:
@@ -63,6 +79,7 @@ class Row:
       'target': self.target,
       'ok': self.ok,
       **({'point': asdict(self.point)} if self.point else {}),
+      **({'curve': asdict(self.curve)} if self.curve else {}),
     }
 
 

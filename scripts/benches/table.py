@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+from scripts.benches.chaos import chaos
 from scripts.benches.clients import clients
 from scripts.benches.cluster import cluster
 from scripts.benches.colocated import colocated
@@ -33,6 +34,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'prefill': prefill,
   'cpp': cpp,
   'colocated': colocated,
+  'chaos': chaos,
   'cluster': cluster,
   'decode': decode,
   'mixed': mixed,
