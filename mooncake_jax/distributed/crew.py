@@ -304,6 +304,7 @@ class Crew:
       if self._members.get(member.name) is not member:
         return  # two have noticed
       del self._members[member.name]
+      logging.getLogger(__name__).warning(why)
       self._post(member.name, Lost(why))
       self._begin(member.name)
 
