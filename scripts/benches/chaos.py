@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 SECONDS, QUICK_SECONDS = 1200.0, 70.0
 KILL_EVERY_S, QUIET_S = 20.0, 10.0  # none in the first and the last seconds
-PER_S, NUM_TEXTS, SEED = 10.0, 160, 0
+PER_S, NUM_TEXTS, SEED = 6.0, 120, 0
 LOSS, CANCELS = 0.01, 0.05
 SETTLE_S = 60.0
 SPEC = ClusterSpec(
@@ -207,7 +207,8 @@ def _warm(
 ) -> None:
   """All processes have served, and have their threads; checks each text."""
   cluster, conductor = _cluster(backend)
-  records, _ = serve(some, conductor, cluster)
+  evenly = [replace(r, arrival_s=i / PER_S) for i, r in enumerate(some)]
+  records, _ = serve(evenly, conductor, cluster)
   if wrong := [
     r for r in records if tuple(r.output_tokens) != right[r.request_id]
   ]:
