@@ -72,6 +72,7 @@ class Members:
     self._becoming: dict[str, Role] = {}
     self._draining: dict[str, Phase] = {}
     self._gone = {*spec.absent}
+    self._coming: set[str] = set()  # as processes that are being started
     self._changing = backend if isinstance(backend, Changing) else None
     for name in spec.absent:
       self._mark(name, is_gone=True)
@@ -92,6 +93,10 @@ class Members:
     Raises:
       ValueError: there is no such instance.
     """
+    if name in self._coming:
+      self._coming.remove(name)
+      self._let_go(name)
+      return
     self._check_there(name)
     if name not in self._draining:
       self._draining[name] = 'runs'
@@ -145,6 +150,7 @@ class Members:
     if name not in self._gone:
       raise ValueError(f'instance={name!r} is not gone')
     if self._changing is not None:
+      self._coming.add(name)
       self._changing.bring(name)
     else:
       self._open(name)
@@ -156,17 +162,18 @@ class Members:
       ValueError: it is not there, is leaving, is the last of its role, or is
         made for one role only.
     """
-    self._check_there(name)
     if reason := self.role_refusal(name, role):
       raise ValueError(f'instance={name!r} {reason}')
-    if role != self._becoming.get(name, self._role(name)):
+    if name in self._coming:
+      self._change(name, role)
+    elif role != self._becoming.get(name, self._role(name)):
       self._becoming[name] = role
       self.drain(name)
 
   def role_refusal(self, name: str, role: Role) -> str:
     """Why an instance can't take the role now; '' if it can."""
-    if name not in self._there:
-      return 'is not there'
+    if name not in self._there | self._coming:
+      return f'is not one of {sorted(self._there)}'
     if self._spec.colocated:
       return 'shares its devices'
     if role == self._becoming.get(name, self._role(name)):
@@ -176,7 +183,9 @@ class Members:
       return 'is made for one role, see ClusterSpec.switchable'
     if name in self._draining:
       return 'is leaving'
-    return '' if self._stay_without(name) else 'is the last of its role'
+    if name in self._coming or self._stay_without(name):
+      return ''
+    return 'is the last of its role'
 
   def replicate(self, keys: Iterable[BlockKey], src: str, dst: str) -> None:
     """Copies an instance's blocks to a segment, as far as there is room.
@@ -233,18 +242,21 @@ class Members:
         self._close(name)
         if role := self._becoming.pop(name, None):
           self._change(name, role)
+          self._open(name)
         else:
           self._let_go(name)
 
   def _change(self, name: str, role: Role) -> None:
-    """Makes an instance that is gone one of the role."""
+    """Makes an instance that is gone one of the role, if it is not."""
+    if role == self._role(name):
+      return
     if role == 'prefill':
       del self._flow.decode[name]
       self._flow.prefill[name] = self._make_prefill(name)
+      self._mark(name, is_gone=True)
     else:
       del self._flow.prefill[name]
       self._flow.decode[name] = self._make_decode(name)
-    self._open(name)
 
   def _let_go(self, name: str) -> None:
     """Where it is a process, that ends and is not started again."""
@@ -317,6 +329,7 @@ class Members:
   def _open(self, name: str) -> None:
     """Gives it empty memory, and tells that it is there."""
     self._gone.discard(name)
+    self._coming.discard(name)
     instance = self._flow.prefill.get(name)
     if instance is not None:
       for segment in segments_of(self._spec, name):

@@ -4,9 +4,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from typing import get_args
 from typing import Literal
 
 from mooncake_jax.changes import Changes
+from mooncake_jax.cluster_members import Role
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.costs.model import CostModel
@@ -102,12 +104,30 @@ class Experiment:
           f'Experiment.instances: {name!r} is not one of {", ".join(known)}'
         )
     self._check_ray()
+    self._check_roles()
     needs_store = self.backend == 'device' and self.cluster.mooncake_bytes > 0
     if needs_store != (self.store is not None):
       raise ValueError(
         f'Experiment.store={self.store} and ClusterSpec.mooncake_bytes='
         f'{self.cluster.mooncake_bytes}: on devices one needs the other, a '
         'simulation takes no store'
+      )
+
+  @property
+  def is_simulated(self) -> bool:
+    """Whether nothing is computed, be it in one process or in many."""
+    return self.backend == 'virtual' or (
+      self.ray is not None and self.ray.simulated
+    )
+
+  def _check_roles(self) -> None:
+    changed = [c for c in self.changes.changes if c.what in get_args(Role)]
+    is_made = self.is_simulated or self.cluster.switchable
+    if not is_made and (changed or self.conductor.roles):
+      raise ValueError(
+        f'Experiment.changes={changed} and ConductorSpec.roles='
+        f'{self.conductor.roles}: on devices roles change only with '
+        'ClusterSpec.switchable=True'
       )
 
   def _check_ray(self) -> None:

@@ -2,6 +2,7 @@
 """An experiment's instances as processes, on a Ray cluster."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from mooncake_jax.distributed.sim_worker import SimWorkerSpec
+from mooncake_jax.distributed.spec import ProcessSpec
+from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.token import require_token
 from mooncake_jax.distributed.worker import WorkerSpec
 from mooncake_jax.model_config import ModelConfig
@@ -17,6 +21,7 @@ from scripts.device import instance_specs
 from scripts.device import start_jax
 from scripts.experiment import Experiment
 from scripts.kv_scales import measured_scales
+from scripts.serving import boundary_s
 
 if TYPE_CHECKING:
   from mooncake_jax.distributed.backend import RayBackend
@@ -48,9 +53,36 @@ def ray_backend(
 
 def worker_specs(
   experiment: Experiment, config: ModelConfig
-) -> list[WorkerSpec]:
-  """A process an instance; each reads the checkpoint itself."""
+) -> Sequence[ProcessSpec]:
+  """A process an instance; each reads the checkpoint itself, if it computes."""
   assert experiment.ray is not None
+  if experiment.ray.simulated:
+    return _simulated(experiment, config, experiment.ray)
+  return _on_devices(experiment, config, experiment.ray)
+
+
+def _simulated(
+  experiment: Experiment, config: ModelConfig, spec: RaySpec
+) -> list[SimWorkerSpec]:
+  cluster, secret = experiment.cluster, secrets.token_hex(32)
+  layers = cluster.layers_of_stages(config)
+  pause_s = boundary_s(experiment, config)
+  return [
+    SimWorkerSpec(
+      name,
+      experiment.instances.get(name, experiment.costs),
+      layers,
+      pause_s,
+      spec.wire,
+      secret,
+    )
+    for name in (*cluster.prefill_names, *cluster.decode_names)
+  ]
+
+
+def _on_devices(
+  experiment: Experiment, config: ModelConfig, spec: RaySpec
+) -> list[WorkerSpec]:
   cluster, model = experiment.cluster, experiment.model
   scales = measured_scales(model, cluster.kv_dtype)
   instances = [
@@ -66,7 +98,7 @@ def worker_specs(
       tuple(name for name in names if name != instance.name),
       partial(model.load_params, scales=scales),
       cluster.kv_dtype,
-      experiment.ray.wire,
+      spec.wire,
       secret,
       partial(start_jax, instance.num_devices * instance.num_stages),
     )

@@ -57,7 +57,7 @@ def served_of(experiment: Experiment, config: ModelConfig) -> Served:
   """The model, its tokenizer and what requests may be."""
   model, cluster = experiment.model, experiment.cluster
   codec = (experiment.tokenizer or model).load_tokenizer(config)
-  is_simulated = experiment.backend == 'virtual'
+  is_simulated = experiment.is_simulated
   path = model.find()
   return Served(
     experiment.gateway.model_name or _name(path),

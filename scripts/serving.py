@@ -64,7 +64,7 @@ def prepare(experiment: Experiment, config: ModelConfig) -> Prepared:
     experiment.model,
     config,
     experiment.cluster,
-    tokens=experiment.backend != 'virtual',
+    tokens=not experiment.is_simulated,
   )
 
 
@@ -214,6 +214,13 @@ def _beliefs(
   }
 
 
+def boundary_s(experiment: Experiment, config: ModelConfig) -> float:
+  """Of a chunk's activations to the next stage, in KVCache's dtype."""
+  cluster, truth = experiment.cluster, experiment.truth or experiment.costs
+  num_bytes = cluster.chunk_tokens * config.model_dim * cluster.kv_dtype_bytes
+  return truth.transfer_s(num_bytes, 'handoff')
+
+
 @contextmanager
 def backends(
   experiment: Experiment,
@@ -231,17 +238,12 @@ def backends(
     truth = experiment.truth or experiment.costs
     cluster = experiment.cluster
     instances = experiment.true_instances
-    # A chunk's activations to the next stage, in KVCache's dtype.
-    boundary_s = truth.transfer_s(
-      cluster.chunk_tokens * config.model_dim * cluster.kv_dtype_bytes,
-      'handoff',
-    )
     yield lambda at_s=0.0: simulated(
       truth,
       cluster.layers_of_stages(config),
       instances=experiment.instances if instances is None else instances,
       partners=cluster.partners,
-      boundary_s=boundary_s,
+      boundary_s=boundary_s(experiment, config),
     )
     return
   if experiment.backend == 'ray':

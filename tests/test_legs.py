@@ -11,12 +11,12 @@ from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
+from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.blocks.segments import WIRE
 from mooncake_jax.distributed.commands import Cancel
 from mooncake_jax.distributed.legs import legs_of
 from mooncake_jax.distributed.legs import sent_as
 from mooncake_jax.distributed.work import Work
-from mooncake_jax.transfer.arrivals import ARRIVALS
 
 NAMES = st.sampled_from(['p0', 'p1', 'd0'])
 SIZES = (1, 2, 8)

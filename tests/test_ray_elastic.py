@@ -135,7 +135,8 @@ def untimed(events: list[Event]) -> list[Event]:
 
 def test_the_conductor_changes_a_role_where_it_may(backend, cluster):
   """Long answers to short prompts: a prefill instance of two decodes."""
-  join(cluster, 'prefill1')
+  cluster.join('prefill1')
+  arrived(cluster)
   process = Path(f'/proc/{backend.crew.process_ids["prefill1"]}')
   roles = RoleRules(gain=0.05, hold_s=0.1, rest_s=0.1, average_s=1.0)
   conductor = make_conductor(SMALL, admission='none', roles=roles)
@@ -155,14 +156,18 @@ def test_the_conductor_changes_a_role_where_it_may(backend, cluster):
 
 def test_what_is_let_go_ends_also_while_it_starts(backend, cluster):
   """And comes when it is asked for again."""
-  backend.bring('prefill1')
-  backend.dismiss('prefill1')
+  cluster.join('prefill1')
+  cluster.drain('prefill1')
   until_s = time.monotonic() + 60
   while 'prefill1' in backend.crew._starters:
     assert time.monotonic() < until_s
     time.sleep(0.02)
   assert not backend.wait(backend.now_s()) and not backend.member_changes()
-  join(cluster, 'prefill1')
+  cluster.join('prefill1')
+  cluster.set_role('prefill1', 'decode')  # which it takes when it is there
+  joined = arrived(cluster)
+  assert (joined.instance, joined.role) == ('prefill1', 'decode')
+  assert 'prefill1' in cluster.decode and 'prefill1' not in cluster.prefill
   process = Path(f'/proc/{backend.crew.process_ids["prefill1"]}')
   cluster.lose('prefill1')  # by whoever runs the cluster
   told = cluster.step(backend.now_s() + 0.1)
@@ -174,10 +179,10 @@ def test_what_is_let_go_ends_also_while_it_starts(backend, cluster):
     backend.bring('prefill9')
 
 
-def join(cluster: Cluster, name: str) -> None:
+def arrived(cluster: Cluster) -> InstanceJoined:
   """Waits until an instance has come."""
-  cluster.join(name)
   told, until_s = [], cluster.backend.now_s() + 60
-  while not any(isinstance(e, InstanceJoined) for e in told):
+  while not (joined := [e for e in told if isinstance(e, InstanceJoined)]):
     told += cluster.step(cluster.backend.now_s() + 0.5)
     assert cluster.backend.now_s() < until_s, told
+  return joined[0]

@@ -13,11 +13,11 @@ from engine_pieces import tiny_spec
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
+from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.worker import Worker
 from mooncake_jax.distributed.worker import WorkerSpec
-from mooncake_jax.transfer.arrivals import ARRIVALS
 
 
 @pytest.fixture(scope='module')

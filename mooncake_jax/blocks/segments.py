@@ -16,6 +16,7 @@ Medium = Literal['device', 'host', 'ssd', 'remote']
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 REMOTE = 'mooncake'
 WIRE = '/wire'
+ARRIVALS = 'arrivals'  # what other processes send is read from there
 
 
 def ssd_segment(instance: str) -> str:

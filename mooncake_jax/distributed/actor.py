@@ -6,7 +6,6 @@ so commands stay in order while a report is waited for.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 import os
 from typing import Any
 from typing import cast
@@ -16,10 +15,9 @@ import ray
 from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
+from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.commands import Report
-from mooncake_jax.distributed.holdings import Holdings
-from mooncake_jax.distributed.worker import Worker
-from mooncake_jax.distributed.worker import WorkerSpec
+from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.request import BlockKey
 
 NODE = 'node'  # see `WireSpec.bind`
@@ -27,14 +25,12 @@ GROUPS = {'commands': 1, 'reports': 1}
 
 
 class InstanceActor:
-  """One instance; see `Worker`."""
+  """One instance; see `spec.Process`."""
 
-  def __init__(self, spec: WorkerSpec, name: str):
+  def __init__(self, spec: ProcessSpec, name: str):
     """Loads and compiles."""
-    wire = spec.wire
-    if wire.bind == NODE:
-      wire = replace(wire, bind=ray.util.get_node_ip_address())
-    self._worker = Worker(replace(spec, wire=wire), name)
+    here = ray.util.get_node_ip_address() if spec.wire.bind == NODE else ''
+    self._worker = spec.start(name, here or spec.wire.bind)
 
   def address(self) -> Address:
     """Where it listens; answers when it is ready."""

@@ -26,16 +26,16 @@ from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.distributed import commands as c
+from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.crew import Crew
 from mooncake_jax.distributed.crew import Joined
 from mooncake_jax.distributed.crew import Lost
 from mooncake_jax.distributed.crew import News
-from mooncake_jax.distributed.holdings import Holdings
 from mooncake_jax.distributed.legs import legs_of
+from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.work import failed
 from mooncake_jax.distributed.work import Work
-from mooncake_jax.distributed.worker import WorkerSpec
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.page_copies import copy_sizes
 
@@ -48,7 +48,7 @@ class RayBackend:
   def __init__(
     self,
     layout: KVLayout,
-    workers: Sequence[WorkerSpec],
+    workers: Sequence[ProcessSpec],
     spec: RaySpec,
     clock: Callable[[], float] = time.perf_counter,
     absent: Collection[str] = (),
@@ -74,7 +74,7 @@ class RayBackend:
     self._told: dict[str, list[c.Command]] = {}
     self._ready: list[Completion] = []
     self._changes: list[MemberChange] = []
-    self._instances = {w.instance.name: w.instance for w in workers}
+    self._instances = {w.name: w for w in workers}
     self._absent = frozenset(absent)
     self._start_limit_s = spec.start_s
     self.crew = Crew(workers, spec, absent)

@@ -4,9 +4,11 @@
 A command that names works does so by the driver's numbers.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from typing import NamedTuple
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
@@ -64,6 +66,13 @@ class Miss:
 
 
 @dataclass(slots=True)
+class Landed:
+  """What other instances sent under these numbers is here; in simulations."""
+
+  numbers: Sequence[int]
+
+
+@dataclass(slots=True)
 class Lead:
   """Where an instance listens from now on; None: it is gone."""
 
@@ -93,6 +102,7 @@ Command = (
   | Cancel
   | Forget
   | Miss
+  | Landed
   | Lead
   | RestartClock
 )
@@ -109,5 +119,24 @@ class Report:
 
   completions: list[Completion] = field(default_factory=list)
   error: str = ''
-  link_uses: dict[tuple[str, str], LinkUse] = field(default_factory=dict)
+  link_uses: Mapping[tuple[str, str], LinkUse] = field(default_factory=dict)
   start_s: float | None = None
+
+
+class Holdings(NamedTuple):
+  """Of one process, now.
+
+  Attributes:
+    num_works: under way.
+    buffer_bytes: of transfers: arrived, staged or read, and not moved on.
+    segment_bytes: of blocks, by segment.
+    num_threads, num_arrays, rss_bytes: of the process; arrays on devices or
+      pinned.
+  """
+
+  num_works: int
+  buffer_bytes: int
+  segment_bytes: dict[str, int]
+  num_threads: int
+  num_arrays: int
+  rss_bytes: int

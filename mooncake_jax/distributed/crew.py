@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dataclasses import field
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -27,10 +28,10 @@ from mooncake_jax.distributed.actor import remote_actor
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Report
+from mooncake_jax.distributed.hands import ping
+from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.token import check_token
-from mooncake_jax.distributed.worker import ping
-from mooncake_jax.distributed.worker import WorkerSpec
 
 REPORT_S = 1.0  # a worker answers at least so often
 PINGS = 16
@@ -73,7 +74,7 @@ class Crew:
 
   def __init__(
     self,
-    workers: Sequence[WorkerSpec],
+    workers: Sequence[ProcessSpec],
     spec: RaySpec,
     absent: Collection[str] = (),
   ):
@@ -82,7 +83,7 @@ class Crew:
     Raises:
       RuntimeError: one of them can't start.
     """
-    self._workers = {worker.instance.name: worker for worker in workers}
+    self._workers = {worker.name: worker for worker in workers}
     self._spec = spec
     self._changed = threading.Condition()
     self._news: list[tuple[str, News]] = []
@@ -372,7 +373,7 @@ def join_ray(spec: RaySpec, num_workers: int) -> bool:
 
 def _start_ray(spec: RaySpec, num_workers: int) -> None:
   ray.init(
-    num_cpus=max(1, round(num_workers * max(spec.num_cpus, 1.0))),
+    num_cpus=max(1, math.ceil(num_workers * spec.num_cpus)),
     include_dashboard=False,
     object_store_memory=OBJECT_STORE_BYTES,
     logging_level=logging.ERROR,

@@ -4,32 +4,13 @@
 from pathlib import Path
 import resource
 import threading
-from typing import NamedTuple
 
 import jax
 
 from mooncake_jax.blocks.segments import WIRE
+from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.transfer.arrivals import Arrivals
-
-
-class Holdings(NamedTuple):
-  """Of one process, now.
-
-  Attributes:
-    num_works: under way.
-    buffer_bytes: of transfers: arrived, staged or read, and not moved on.
-    segment_bytes: of blocks, by segment.
-    num_threads, num_arrays, rss_bytes: of the process; arrays on devices or
-      pinned.
-  """
-
-  num_works: int
-  buffer_bytes: int
-  segment_bytes: dict[str, int]
-  num_threads: int
-  num_arrays: int
-  rss_bytes: int
 
 
 def holdings_of(

@@ -16,10 +16,10 @@ from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
+from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import WIRE
 from mooncake_jax.blocks.segments import wire_segment
-from mooncake_jax.transfer.arrivals import ARRIVALS
 from mooncake_jax.transfer.page_copies import split_pages
 
 

@@ -2,10 +2,19 @@
 """Where instances run as processes, as a value that configs bind."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from typing import get_args
 from typing import Literal
+from typing import Protocol
+
+from mooncake_jax.costs.links import LinkSpeed
+from mooncake_jax.distributed.channel import Address
+from mooncake_jax.distributed.commands import Command
+from mooncake_jax.distributed.commands import Holdings
+from mooncake_jax.distributed.commands import Report
+from mooncake_jax.request import BlockKey
 
 MoverName = Literal['tcp', 'nixl']
 
@@ -57,6 +66,8 @@ class RaySpec:
     max_restarts: how often one that was lost is started again.
     measures_links: the Conductor believes of transfers between instances what
       is measured as their wires open, instead of its costs' copy and handoff.
+    simulated: whether instances compute nothing and move nothing, but take
+      the time that the costs say: processes without devices.
   """
 
   address: str | None = None
@@ -68,6 +79,7 @@ class RaySpec:
   silence_s: float = 15.0
   max_restarts: int = 3
   measures_links: bool = False
+  simulated: bool = False
 
   def __post_init__(self):
     for name in ('start_s', 'silence_s'):
@@ -76,3 +88,77 @@ class RaySpec:
     for name in ('num_cpus', 'num_gpus', 'max_restarts'):
       if getattr(self, name) < 0:
         raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be >= 0')
+
+
+class Process(Protocol):
+  """One instance in this process, driven by the driver's commands.
+
+  Any thread may call.
+  """
+
+  @property
+  def address(self) -> Address:
+    """Where it waits for what other instances send."""
+    ...
+
+  def clock_s(self) -> float:
+    """The driver's clock, as well as it is known."""
+    ...
+
+  def set_clock(self, ahead_s: float) -> None:
+    """The driver's clock is so far ahead of this process's."""
+    ...
+
+  def do(self, commands: Sequence[Command]) -> None:
+    """Has commands carried out, in order."""
+    ...
+
+  def report(self, patience_s: float) -> Report:
+    """What there is to tell; waits for it, at most so long."""
+    ...
+
+  def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
+    """See `Backend`; before any work."""
+    ...
+
+  def holdings(self) -> Holdings:
+    """What it holds now."""
+    ...
+
+  def measure_link(self, to: str) -> LinkSpeed:
+    """Measures the way to another instance. OSError if it can't, now."""
+    ...
+
+  def num_programs(self) -> int:
+    """Programs compiled so far."""
+    ...
+
+  def close(self) -> None:
+    """Ends all threads; works under way are dropped."""
+    ...
+
+
+class ProcessSpec(Protocol):
+  """What an instance's process is made of; goes there as it is."""
+
+  @property
+  def name(self) -> str:
+    """Of the instance."""
+    ...
+
+  @property
+  def wire(self) -> WireSpec:
+    """How it sends and listens."""
+    ...
+
+  def can_be(self, role: str) -> bool:
+    """See `backend.Sized`."""
+    ...
+
+  def start(self, process: str, bind: str) -> Process:
+    """Makes the instance, in the process of a name that none had before.
+
+    Args:
+      bind: the address to listen at.
+    """
+    ...

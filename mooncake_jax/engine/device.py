@@ -29,6 +29,7 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
+from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.engine import programs
@@ -53,7 +54,6 @@ from mooncake_jax.engine.weights import ParamsSource
 from mooncake_jax.engine.weights import Weights
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import BlockKey
-from mooncake_jax.transfer.arrivals import ARRIVALS
 from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.engine import BatchId
 from mooncake_jax.transfer.engine import TransferEngine

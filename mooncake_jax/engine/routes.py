@@ -22,6 +22,7 @@ from typing import Any
 
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
+from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.engine import far_routes
 from mooncake_jax.engine.cpu_moves import CpuMoves
 from mooncake_jax.engine.inbox import describe
@@ -30,7 +31,6 @@ from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.stage import Stage
 from mooncake_jax.engine.tasks import GatherTask
 from mooncake_jax.engine.tasks import ScatterTask
-from mooncake_jax.transfer.arrivals import ARRIVALS
 from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.book import TransferBook
 from mooncake_jax.transfer.checksum import ChecksumError

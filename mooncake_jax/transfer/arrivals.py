@@ -15,7 +15,6 @@ import time
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.segment import Part
 
-ARRIVALS = 'arrivals'  # the segment that incoming ops read from
 MAX_OVER = 1 << 14  # numbers of ops that ended before all of them came
 # Both ends are told at once, so what nobody has expected for so long comes of
 # an op that ended before the last `MAX_OVER`.
