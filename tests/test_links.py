@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links in virtual time: max-min fair shares, and what follows from them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -38,15 +39,18 @@ def handoff(src: str, dst: str, num_bytes: int) -> TransferOp:
   return TransferOp(*places, 0, 2, num_bytes)
 
 
-def ends_ms(flows, costs=EVEN) -> list[float]:
-  """When each of (src, dst, MB, begun ms) ends, in ms."""
-  backend = VirtualBackend(costs, (2,))
+def ends_ms(flows, backend: VirtualBackend | None = None) -> list[float]:
+  """When each of (src, dst, MB, begun ms[, priority]) ends, in ms."""
+  backend = backend or VirtualBackend(EVEN, (2,))
   works, ends = [], {}
-  for src, dst, megabytes, begun_ms in sorted(flows, key=lambda f: f[3]):
+  for src, dst, megabytes, begun_ms, *priority in sorted(
+    flows, key=lambda f: f[3]
+  ):
     while backend.now_s() < begun_ms / 1e3:
       ends |= {c.work_id: c.time_s for c in backend.wait(begun_ms / 1e3)}
     op = handoff(src, dst, round(megabytes * MB))
-    works.append(backend.transfer((op,), 1, 1e6))
+    number = priority[0] if priority else 1
+    works.append(backend.transfer((op,), number, 1e6))
   while completions := backend.wait(None):
     ends |= {c.work_id: c.time_s for c in completions}
   return [1e3 * ends[work] for work in works]
@@ -87,7 +91,7 @@ def test_a_prefix_from_another_instance_and_a_handoff_share_its_network():
   here, there = DevicePages('p', (1,)), Replica('q', 1)
   backend.transfer((TransferOp(DevicePages('q', (1,)), there, 0, 2, 0),), 1, 9)
   backend.wait(None)
-  backend.transfer((TransferOp(there, here, 0, 2, 5 * MB),), 0, 9.0)
+  backend.transfer((TransferOp(there, here, 0, 2, 5 * MB),), 1, 9.0)
   backend.transfer((handoff('q', 'd', 5 * MB),), 1, 9.0)
   backend.transfer((TransferOp(here, Replica('p', 2), 0, 2, 5 * MB),), 1, 9.0)
   ends = []
@@ -131,6 +135,38 @@ def test_rates_are_max_min_fair(pairs):
   assert ends_ms(even) == pytest.approx([first_ms] * len(pairs), rel=2e-2)
 
 
+@given(st.integers(1, 50), st.integers(1, 50), st.floats(0, 2))
+def test_a_flow_stands_still_while_one_of_lower_priority_passes(
+  first_mb, second_mb, share
+):
+  """The urgent one has the link from the moment it comes, the other the rest.
+
+  So do any number of either: they share alike what their class has.
+  """
+  late_ms = share * second_mb
+  wait_ms = first_mb if late_ms < second_mb else 0
+  flows = [('p', 'd', second_mb, 0, 3), ('p', 'e', first_mb, late_ms, 0)]
+  alone_ms = [second_mb + wait_ms, late_ms + first_mb]
+  assert ends_ms(flows) == pytest.approx(alone_ms)
+  split = [(s, d, mb / 2, ms, n) for s, d, mb, ms, n in flows for _ in range(2)]
+  assert ends_ms(split) == pytest.approx(np.repeat(alone_ms, 2))
+
+
+def test_a_flow_takes_what_those_before_it_leave():
+  """Two urgent ones into d have half a link each: the other half of p's."""
+  flows = [('p', 'd', 30, 0, 0), ('q', 'd', 30, 0, 0), ('p', 'e', 30, 0, 2)]
+  assert ends_ms(flows) == pytest.approx([60, 60, 60])
+
+
+def test_a_flow_that_others_hold_up_ends_at_its_deadline():
+  backend = VirtualBackend(EVEN, (2,))
+  backend.transfer((handoff('p', 'd', 50 * MB),), 2, 0.03)
+  backend.transfer((handoff('p', 'd', 40 * MB),), 1, 9.0)
+  (late,), (end,) = backend.wait(None), backend.wait(None)
+  assert (late.status, late.time_s) == ('timeout', pytest.approx(0.03))
+  assert (end.status, end.time_s) == ('completed', pytest.approx(0.04))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
   st.lists(
@@ -139,27 +175,35 @@ def test_rates_are_max_min_fair(pairs):
       st.sampled_from('de'),
       st.integers(1, 40),
       st.integers(0, 60),
+      st.integers(0, 2),
     ),
     min_size=1,
     max_size=12,
   )
 )
-def test_a_port_moves_no_more_than_it_can_and_idles_only_without_flows(flows):
+def test_a_port_moves_no_more_than_it_can_and_idles_only_without_flows(
+  flows: list[tuple[str, str, int, int, int]],
+):
   """Bytes of each source by the end of its last flow; the sole bottleneck."""
   flows = sorted(flows, key=lambda flow: flow[3])
-  ends = ends_ms(flows)
+  backend = VirtualBackend(EVEN, (2,))
+  ends = ends_ms(flows, backend)
+  for (what, whose), use in backend.link_uses().items():
+    side = ('out', 'in').index(what)
+    size = sum(f[2] for f in flows if f[side] == whose)
+    assert use == pytest.approx((size * MB, size / 1e3))
   for side in (0, 1):
     for port in {flow[side] for flow in flows}:
       spans = [(f[3], e) for f, e in zip(flows, ends) if f[side] == port]
       size = sum(f[2] for f in flows if f[side] == port)
       assert size <= _covered(spans) + 1e-6
   assert all(e >= f[3] + f[2] - 1e-6 for f, e in zip(flows, ends))
-  single = [(src, 'd', size, begun) for src, _, size, begun in flows]
+  single = [(f[0], 'd', *f[2:]) for f in flows]
   spans = [*zip((f[3] for f in single), ends_ms(single))]
   assert _covered(spans) == pytest.approx(sum(f[2] for f in single))
 
 
-def _covered(spans: list[tuple[float, float]]) -> float:
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
   """Length of the union of intervals."""
   times = sorted({t for span in spans for t in span})
   return sum(

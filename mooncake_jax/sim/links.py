@@ -66,7 +66,7 @@ class Train(Flow):
     groups: list[tuple[Layers, int]],
     uses: tuple[tuple[Port, float], ...],
   ):
-    super().__init__(uses)
+    super().__init__(uses, work.priority)
     self.work = work
     self.groups = groups
     self.alone_s = max([byte_s for _, byte_s in uses])
@@ -79,7 +79,7 @@ class SimTransfer(SimWork):
   """A transfer under way.
 
   Attributes:
-    begun_s, deadline_s: as `Backend.transfer` was called.
+    priority, begun_s, deadline_s: as `Backend.transfer` was called.
     trains: what crosses which ports.
     num_moving: trains that have not ended.
     start_s: when its first bytes flowed.
@@ -94,6 +94,7 @@ class SimTransfer(SimWork):
     'num_layers',
     'num_moving',
     'ops',
+    'priority',
     'start_s',
     'trains',
   )
@@ -102,12 +103,14 @@ class SimTransfer(SimWork):
     self,
     work_id: WorkId,
     ops: Sequence[TransferOp],
+    priority: int,
     begun_s: float,
     deadline_s: float,
     num_layers: int,
   ):
     super().__init__(work_id)
     self.ops = ops
+    self.priority = priority
     self.begun_s = begun_s
     self.deadline_s = deadline_s
     self.num_layers = num_layers

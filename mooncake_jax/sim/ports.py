@@ -2,18 +2,26 @@
 """Ports: each direction of each link of each instance, shared fairly.
 
 A flow of bytes takes from all ports that it passes at once, so many seconds of
-each a byte. Its rate is max-min fair: rates rise together until a port is
-full, those that pass there stay, the others go on rising (progressive
-filling; Bertsekas and Gallager, Data Networks, section 6.5.2). Rates change
-only where a flow comes or goes, and only those of flows that share a port
-with it, directly or through others.
+each a byte. Flows of lower `priority` come first: the next class shares what
+they leave, and stands still at a port that they fill. Within a class rates are
+max-min fair: they rise together until a port is full, those that pass there
+stay, the others go on rising (progressive filling; Bertsekas and Gallager, Data
+Networks, section 6.5.2). Rates change only where a flow comes or goes, and only
+those of flows that share a port with it, directly or through others.
+
+Differs from `transfer/links.py`, which serves whole moves in order: a move that
+has begun does not stand still there, and its own class waits behind it.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Sequence
+import math
 
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.clock import Due
+
+# What is left of a port by no more than rounding is nothing.
+FULL = 1e-9
 
 
 class Port:
@@ -43,9 +51,11 @@ class Flow:
 
   Attributes:
     uses: the ports that it passes and the seconds a byte takes of each.
+    priority: its class; lower ones take of a port before it does.
     left_bytes: as of `since_s`.
     stop_bytes: of them, how many are left at its next stop.
-    byte_s: seconds a byte takes at the present rate; 0 while it does not flow.
+    byte_s: seconds a byte takes at the present rate, inf where others fill a
+      port; 0 before it has entered and after it has left.
     flowed_bytes: since it entered.
   """
 
@@ -54,13 +64,15 @@ class Flow:
     'due',
     'flowed_bytes',
     'left_bytes',
+    'priority',
     'since_s',
     'stop_bytes',
     'uses',
   )
 
-  def __init__(self, uses: tuple[tuple[Port, float], ...]):
+  def __init__(self, uses: tuple[tuple[Port, float], ...], priority: int = 0):
     self.uses = uses
+    self.priority = priority
     self.left_bytes = 0.0
     self.stop_bytes = 0.0
     self.flowed_bytes = 0.0
@@ -137,12 +149,15 @@ class Sharing:
     flow.since_s = now_s
 
   def _flows_at(self, flow: Flow, byte_s: float) -> None:
-    """It goes on at a rate: its next stop is due then."""
+    """It goes on at a rate: its next stop is due then, if it moves at all."""
     flow.byte_s = byte_s
     if flow.due is not None:
       self._clock.drop(flow.due)
-    seconds = (flow.left_bytes - flow.stop_bytes) * byte_s
-    flow.due = self._clock.at(flow.since_s + seconds, self._stop, flow)
+      flow.due = None
+    num_bytes = flow.left_bytes - flow.stop_bytes
+    if byte_s < math.inf or not num_bytes:
+      stop_s = flow.since_s + (num_bytes * byte_s if num_bytes else 0.0)
+      flow.due = self._clock.at(stop_s, self._stop, flow)
 
   def _stop(self, flow: Flow) -> None:
     flow.due = None
@@ -164,25 +179,39 @@ def _sharers(flow: Flow) -> list[Flow]:
   return [*found]
 
 
-def _fair(flows: Iterable[Flow]) -> dict[Flow, float]:
-  """Seconds a byte takes of each flow, by progressive filling."""
+def _fair(flows: Sequence[Flow]) -> dict[Flow, float]:
+  """Seconds a byte takes of each flow; inf of those that get nothing."""
   rates: dict[Flow, float] = {}
   room: dict[Port, float] = {p: 1.0 for f in flows for p, _ in f.uses}
-  while room:
-    open_s = {
-      port: sum([s for flow, s in port.flows.items() if flow not in rates])
-      for port in room
-    }
-    room = {port: left for port, left in room.items() if open_s[port]}
-    if not room:
-      break
-    full = min(room, key=lambda port: room[port] / open_s[port])
-    rate = max(room[full], 0.0) / open_s[full]
+  for priority in sorted({flow.priority for flow in flows}):
+    _fill(priority, room, rates)
+  return {flow: 1 / rate if rate else math.inf for flow, rate in rates.items()}
+
+
+def _fill(
+  priority: int, room: dict[Port, float], rates: dict[Flow, float]
+) -> None:
+  """Adds the rates of one class, by progressive filling of what is left."""
+  ports = [*room]
+  while True:
+    open_s = {port: _open_s(port, priority, rates) for port in ports}
+    ports = [port for port in ports if open_s[port]]
+    if not ports:
+      return
+    full = min(ports, key=lambda port: room[port] / open_s[port])
+    ports.remove(full)
+    rate = room[full] / open_s[full] if room[full] > FULL else 0.0
     for flow in full.flows:
-      if flow not in rates:
+      if flow.priority == priority and flow not in rates:
         rates[flow] = rate
         for port, byte_s in flow.uses:
-          if port in room:
-            room[port] -= rate * byte_s
-    del room[full]
-  return {flow: 1 / rate for flow, rate in rates.items()}
+          room[port] -= rate * byte_s
+
+
+def _open_s(port: Port, priority: int, rates: dict[Flow, float]) -> float:
+  """Seconds that a byte of each of a class takes of the port together."""
+  open_s = 0.0
+  for flow, byte_s in port.flows.items():
+    if flow.priority == priority and flow not in rates:
+      open_s += byte_s
+  return open_s

@@ -3,14 +3,14 @@
 
 `wait` jumps to the next completion. The stages of a prefill instance
 (`stages.py`) serve one chunk after another, transfers share each direction of
-each link fairly (`links.py`, `ports.py`), layer by layer where works follow
-each other; a decode work's steps are computed in closed form, its step time
-taken as linear between its first and last step (exact for costs linear in the
-context). No wall clock, no randomness: the same calls give the same
-completions.
+each link, lower priorities first and equal ones fairly (`links.py`,
+`ports.py`), layer by layer where works follow each other; a decode work's steps
+are computed in closed form, its step time taken as linear between its first and
+last step (exact for costs linear in the context). No wall clock, no randomness:
+the same calls give the same completions.
 
-Differs from devices: a chunk that has begun is not cancelled, and transfers
-share alike whatever their priority.
+Differs from devices: a chunk that has begun is not cancelled, and a transfer
+that has begun makes way for one of lower priority.
 """
 
 from collections.abc import Callable
@@ -129,7 +129,12 @@ class VirtualBackend:
     after: tuple[WorkId, ...] = (),
   ) -> WorkId:
     work = SimTransfer(
-      next(self._ids), ops, self._clock.now_s, deadline_s, self._num_layers
+      next(self._ids),
+      ops,
+      priority,
+      self._clock.now_s,
+      deadline_s,
+      self._num_layers,
     )
     if self._begin(work, after):
       if not work.num_open:
