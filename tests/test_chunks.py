@@ -18,7 +18,8 @@ from mooncake_jax.costs.chunks import dynamic_chunk_tokens
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import PolynomialCost
 
-coefficient = st.floats(0, 1)
+# Not so small that their squares are no numbers any more.
+coefficient = st.just(0.0) | st.floats(1e-6, 1)
 
 
 @st.composite
@@ -313,5 +314,15 @@ def test_one_stage_has_no_bubbles_and_takes_the_prompt_whole():
   assert ideal_chunk_tokens(polynomial(), 4096, 1) == 4096
 
 
+def test_costs_that_do_not_grow_with_the_chunk_ask_for_the_whole_prompt():
+  free = polynomial(prefill_s_per_token=0.0, prefill_s_per_token_squared=0.0)
+  for chunking in chunks.CHUNKINGS:
+    assert ideal_chunk_tokens(free, 4096, 4, chunking) == 4096
+  # As fits of long prompts find them: b is 0, and a is not.
+  steep = polynomial(prefill_s_per_token=0.0)
+  assert ideal_chunk_tokens(steep, 4096, 4, 'dynamic') == 4096
+
+
 def test_nothing_consists_of_nothing():
   assert pipeline.split([]).makespan_s == 0
+  assert pipeline.even_bubble_share(0, 1) == 0

@@ -31,15 +31,22 @@ def ideal_chunk_tokens(
   stages: int,
   chunking: Chunking = 'fixed',
 ) -> float:
-  """Where dT/dx = 0, see above; the whole prompt for one stage."""
+  """Where dT/dx = 0, see above.
+
+  The whole prompt for one stage, and where T has no least: chunks whose time
+  does not grow with them.
+  """
   c, b = costs.prefill_base_s, costs.prefill_s_per_token
   a = costs.prefill_s_per_token_squared
   if stages == 1:
     return float(num_tokens)
+  # s a token: of the last chunk of fixed ones, of each of dynamic ones.
+  slope = b + 2 * a * num_tokens if chunking == 'fixed' else b
+  if not slope:
+    return float(num_tokens)
+  work_s = b * num_tokens + a * num_tokens**2
   if chunking == 'fixed':
-    slope = b + 2 * a * num_tokens
     tokens = math.sqrt(c * num_tokens / ((stages - 1) * slope))
   else:
-    work_s = b * num_tokens + a * num_tokens**2
-    tokens = math.sqrt(c * work_s / (stages - 1)) / b
+    tokens = math.sqrt(c * work_s / (stages - 1)) / slope
   return min(max(tokens, 1.0), float(num_tokens))

@@ -132,7 +132,7 @@ def even_makespan_s(
 
 def even_bubble_share(num_chunks: int, stages: int) -> float:
   """Share of the stages' time that `even_makespan_s` leaves idle."""
-  return (stages - 1) / (num_chunks + stages - 1)
+  return (stages - 1) / max(num_chunks + stages - 1, 1)
 
 
 def split(spans: Sequence[StageSpan]) -> PipelineSplit:
