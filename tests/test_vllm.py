@@ -125,6 +125,12 @@ def test_what_is_too_long_fails_and_bad_sizes_are_refused():
   assert (record.outcome, record.reason) == ('failed', 'too long')
   with pytest.raises(ValueError, match='pool_tokens=4096'):
     VllmSpec(max_tokens=4096, pool_tokens=4096)
+  # 62 whole pages, one of which is left free.
+  with pytest.raises(ValueError, match='pool_tokens=1000'):
+    VllmSpec(max_tokens=990, pool_tokens=1000)
+  fits = VllmSpec(1, max_tokens=976, pool_tokens=1000)
+  (record,) = serve_vllm([request('a', 0.0, 975, 1)], fits, COSTS, BLOCK)
+  assert record.outcome == 'completed'
   with pytest.raises(ValueError, match='block_size_tokens=24'):
     serve_vllm([], ONE, COSTS, 24)
 

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import math
 
+from mooncake_jax.blocks.accounting import pages_for
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import riding_s
 from mooncake_jax.request import Request
@@ -22,6 +23,11 @@ from mooncake_jax.systems.paged_memory import Held
 from mooncake_jax.systems.paged_memory import PagedMemory
 
 WATERMARK = 0.01  # of the memory, left free by new sequences
+
+
+def watermark_pages(num_pages: int) -> int:
+  """Pages of so many that a new sequence must leave free."""
+  return math.ceil(WATERMARK * num_pages)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Coupled:
     self.memory = PagedMemory(
       rules.num_pages,
       block_pages if rules.prefix_caching else 0,
-      math.ceil(WATERMARK * rules.num_pages),
+      watermark_pages(rules.num_pages),
     )
     self._now_s = 0.0
     self._waiting: deque[_Sequence] = deque()
@@ -188,7 +194,7 @@ class Coupled:
     return True
 
   def _pages(self, num_tokens: int) -> int:
-    return -(-num_tokens // self._rules.page_tokens)
+    return pages_for(num_tokens, self._rules.page_tokens)
 
   # Steps.
 

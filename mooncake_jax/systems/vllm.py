@@ -24,6 +24,7 @@ step they share what a chunk costs whatever its size.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_jax.blocks.accounting import pages_for
 from mooncake_jax.costs.model import check_count
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.request import Request
@@ -31,6 +32,7 @@ from mooncake_jax.request import RequestRecord
 from mooncake_jax.systems.coupled import Coupled
 from mooncake_jax.systems.coupled import Rules
 from mooncake_jax.systems.coupled import WATERMARK
+from mooncake_jax.systems.coupled import watermark_pages
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class VllmSpec:
       check_count(f'VllmSpec.{name}', getattr(self, name))
     if self.step_tokens is not None:
       check_count('VllmSpec.step_tokens', self.step_tokens)
-    if (1 - WATERMARK) * self.pool_tokens < self.max_tokens:
+    most = self.rules.num_pages - watermark_pages(self.rules.num_pages)
+    if pages_for(self.max_tokens, self.page_tokens) > most:
       raise ValueError(
         f'VllmSpec.pool_tokens={self.pool_tokens} cannot hold one request of '
         f'max_tokens={self.max_tokens} and leave {WATERMARK:.0%} free'
