@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from mooncake_jax.workload.generate import conversation
+from mooncake_jax.workload.generate import generate
 from mooncake_jax.workload.generate import synthetic
 from mooncake_jax.workload.generate import tool_agent
 from mooncake_jax.workload.shapes import CONVERSATION
 from mooncake_jax.workload.shapes import Quantiles
+from mooncake_jax.workload.shapes import SessionKind
 from mooncake_jax.workload.shapes import SYNTHETIC
 from mooncake_jax.workload.shapes import TOOL_AGENT
+from mooncake_jax.workload.shapes import WorkloadShape
 from mooncake_jax.workload.statistics import trace_statistics
 from mooncake_jax.workload.statistics import TraceStatistics
 from mooncake_jax.workload.trace import load_trace
@@ -157,6 +160,16 @@ def test_arrivals_are_poisson_or_in_ticks():
 @pytest.mark.parametrize('shape', [CONVERSATION, TOOL_AGENT, SYNTHETIC])
 def test_shares_of_a_shape_add_up(shape):
   assert sum(kind.share for kind in shape.kinds) == pytest.approx(1)
+
+
+def test_a_first_prompt_that_is_too_long_is_no_session():
+  lengths = Quantiles((10,) * 10 + (1000,))
+  answers = Quantiles((1,) * 11)
+  kind = SessionKind(1.0, lengths, answers, user=answers, document=True)
+  rows = generate(WorkloadShape((kind,), 1.0, 11), 300)
+  assert len(rows) == 300 and {row.input_tokens for row in rows} == {11}
+  with pytest.raises(ValueError, match='max_prompt_tokens=10'):
+    WorkloadShape((kind,), 1.0, 10)
 
 
 def test_what_cannot_be_generated_is_named():

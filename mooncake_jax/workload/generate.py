@@ -138,7 +138,8 @@ def _merge(
     limit = shape.max_prompt_tokens
     turns = list(_session(kind, session, limit, rng))
     turns = turns[: num_requests - len(timed)]
-    timed.extend(_lay_out(turns, window_s, rng))
+    if turns:  # else its first prompt was too long
+      timed.extend(_lay_out(turns, window_s, rng))
     session += 1
   timed.sort(key=lambda item: item[0])
   return [turn for _, turn in timed]

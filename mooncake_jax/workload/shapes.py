@@ -14,6 +14,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 import math
 
+from mooncake_jax.workload.trace import TOKENS_PER_HASH_ID
+
 LEVELS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 
@@ -80,6 +82,13 @@ class SessionKind:
     return self.continues[min(turn, len(self.continues) - 1)]
 
   @property
+  def least_tokens(self) -> int:
+    """Of the shortest first prompt."""
+    question = self.user.at(0.0) if self.document and self.user else 0
+    prefix = self.prefix_blocks * TOKENS_PER_HASH_ID
+    return max(self.first.at(0.0), prefix) + question
+
+  @property
   def mean_turns(self) -> float:
     """Expected requests of a session."""
     total, alive = 1.0, 1.0
@@ -97,11 +106,22 @@ class WorkloadShape:
   Attributes:
     requests_per_s: the native rate, to which `gap_s` belongs.
     max_prompt_tokens: a session ends before a longer prompt.
+
+  Raises:
+    ValueError: no first prompt of a kind is short enough.
   """
 
   kinds: tuple[SessionKind, ...]
   requests_per_s: float
   max_prompt_tokens: int
+
+  def __post_init__(self):
+    for i, kind in enumerate(self.kinds):
+      if (least := kind.least_tokens) > self.max_prompt_tokens:
+        raise ValueError(
+          f'WorkloadShape.max_prompt_tokens={self.max_prompt_tokens} is less '
+          f'than any first prompt of kinds[{i}], {least} at least'
+        )
 
 
 # fmt: off
