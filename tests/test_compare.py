@@ -22,7 +22,7 @@ from scripts.sweeps.sweep import run_sweep
 LIMITS = SLO(1.0, 0.1)
 
 
-def records(count, mean_s, seed=0, reused=0):
+def records(count, mean_s, seed=0, reused=0, known=True):
   ttfts_s = np.random.default_rng(seed).exponential(mean_s, count)
   return [
     RequestRecord(
@@ -35,6 +35,7 @@ def records(count, mean_s, seed=0, reused=0):
       first_token_s=i + ttft_s,
       finished_s=i + ttft_s + 1,
       reused_tokens={'local_host': reused},
+      reuse_known=known,
       segments=[TokenSegment(i + ttft_s, 0.05, 10)],
     )
     for i, ttft_s in enumerate(ttfts_s.tolist())
@@ -48,6 +49,13 @@ def test_figures_are_those_of_a_summary():
     first, _, rest = name.partition('.')
     wanted = summary[first][rest] if rest else summary[first]
     assert statistic(columns(found, LIMITS)) == pytest.approx(wanted), name
+
+
+def test_reuse_that_nobody_can_know_is_no_figure():
+  found = records(20, 0.8, known=False)
+  assert summarize(found, LIMITS).hit_rate is None
+  of = columns(found, LIMITS)
+  assert 'hit_rate' not in differences([of], [of], draws=2)
 
 
 def test_a_run_does_not_differ_from_itself():

@@ -50,6 +50,7 @@ def columns(records: Sequence[RequestRecord], slo: SLO) -> Columns:
   """What figures are made of, in order of arrival."""
   ordered = sorted(records, key=lambda r: (r.arrival_s, r.request_id))
   done = [r.outcome == 'completed' for r in ordered]
+  known = [r.prefill_done_s is not None and r.reuse_known for r in ordered]
   nan = float('nan')
   return {
     'ttft_s': _numbers(r.ttft_s if d else nan for r, d in zip(ordered, done)),
@@ -58,11 +59,11 @@ def columns(records: Sequence[RequestRecord], slo: SLO) -> Columns:
     ),
     'effective': _numbers(is_effective(r, slo) for r in ordered),
     'prompt_tokens': _numbers(
-      nan if r.prefill_done_s is None else r.prompt_tokens for r in ordered
+      r.prompt_tokens if k else nan for r, k in zip(ordered, known)
     ),
     'reused_tokens': _numbers(
-      nan if r.prefill_done_s is None else sum(r.reused_tokens.values())
-      for r in ordered
+      sum(r.reused_tokens.values()) if k else nan
+      for r, k in zip(ordered, known)
     ),
   }
 
