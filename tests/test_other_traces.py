@@ -128,6 +128,12 @@ def test_bailian_rows_share_blocks_of_sixteen_tokens(tmp_path):
     (load_burstgpt, BURSTGPT, '-5,,,m,1,1,2,t', "Timestamp='-5' must be a num"),
     (load_burstgpt, BURSTGPT, 'nan,,,m,1,1,2,t', "Timestamp='nan' must be a"),
     (load_burstgpt, BURSTGPT, '5,,,m,1_0,1,2,t', "Request tokens='1_0' must"),
+    (
+      load_azure,
+      AZURE,
+      f'2023-11-16 18:15:46,{"9" * 5000},1',
+      "ContextTokens='999.* must be an integer >= 1 and below 2147483648",
+    ),
     (load_bailian, bailian(), bailian(hash_ids=[1]), r'len\(hash_ids\)=1 but'),
     (load_bailian, bailian(), bailian(timestamp='x'), "timestamp='x' must be"),
     (load_bailian, bailian(), bailian(output_length=0), 'output_length=0 must'),
@@ -155,6 +161,7 @@ def test_a_bad_line_costs_itself_alone_and_is_named(
     (AZURE, 'burstgpt', 'trace:1: Timestamp is missing, found'),
     (BURSTGPT, 'azure', 'trace:1: TIMESTAMP is missing, found'),
     ('', 'azure', 'trace:1: TIMESTAMP is missing, found'),
+    (AZURE + 'x' * 200_000, 'azure', 'trace:4: not CSV: field larger than'),
     (AZURE, 'mooncake', "no.* trace in format 'mooncake': .*trace:1: not JSON"),
     (
       bailian(),
@@ -261,7 +268,13 @@ def test_lengths_lie_around_the_medians_and_within_the_limits():
 
 @pytest.mark.parametrize(
   'wrong',
-  [{'cv': 0.0}, {'swing': 1.0}, {'num_clients': 0}, {'prefix_blocks': 196}],
+  [
+    {'cv': 0.0},
+    {'swing': 1.0},
+    {'num_clients': 0},
+    {'prefix_blocks': 196},
+    {'prefix_blocks': 0.5},
+  ],
 )
 def test_a_senseless_mix_is_named(wrong):
   (name,) = wrong

@@ -71,6 +71,8 @@ def test_tenants_have_ids_of_their_own():
     ({'timestamp': 1, 'messages': []}, 'messages=\\[\\] must be a list'),
     ({'timestamp': 1, 'prompt': ''}, 'the prompt is empty'),
     ({'timestamp': 1, 'prompt': 7}, 'needs messages, or a prompt'),
+    ({'timestamp': 1, 'prompt': [2**31]}, 'needs messages, or a prompt'),
+    ({'timestamp': 1, 'prompt': [-1]}, 'needs messages, or a prompt'),
     ({'prompt': [1]}, 'timestamp is missing'),
     ({'timestamp': 'noon', 'prompt': [1]}, "timestamp='noon' must be"),
     ({'timestamp': 1, 'prompt': [1], 'max_tokens': -2}, 'max_tokens=-2 must'),

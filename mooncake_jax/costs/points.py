@@ -116,7 +116,7 @@ def _sample(
   if kind in LINKS:
     if 'num_bytes' not in fields:
       raise ValueError(f'{where}: kind={kind!r} needs the column num_bytes')
-    return LinkSample(whole_in(fields, 'num_bytes', where, 1), seconds)
+    return LinkSample(whole_in(fields, 'num_bytes', where, 1, 2**53), seconds)
   tokens = whole_in(fields, 'isl', where, 1)
   rows = whole_in(fields, 'bs', where, 1)
   if kind == 'decode':

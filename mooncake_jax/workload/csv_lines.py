@@ -6,9 +6,11 @@ it was said to be. A bad line costs itself alone.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import csv
 from pathlib import Path
+from typing import Any
 from typing import TypeVar
 
 from mooncake_jax.workload.json_lines import short
@@ -16,6 +18,7 @@ from mooncake_jax.workload.json_lines import short
 T = TypeVar('T')
 # Text by column.
 Fields = dict[str, str]
+MAX_COUNT = 2**31  # tokens: each 512 of a prompt get a number in memory
 
 
 def read_csv(
@@ -30,21 +33,21 @@ def read_csv(
     parse: of a row's fields and 'file:line', which heads its ValueErrors.
 
   Raises:
-    ValueError: no header, or one that lacks a column.
+    ValueError: no header, one that lacks a column, or what is no CSV.
     OSError: the file can't be opened.
   """
   rows, errors = [], []
   with open(path, encoding='utf-8-sig', errors='replace', newline='') as file:
-    lines = csv.reader(file)
-    header = next(lines, [])
+    lines = _cells(path, csv.reader(file))
+    _, header = next(lines, (1, []))
     for column in columns:
       if column not in header:
         raise ValueError(
           f'{path}:1: {column} is missing, found {short(header)}'
         )
-    for cells in lines:
+    for number, cells in lines:
       if cells:
-        where = f'{path}:{lines.line_num}'
+        where = f'{path}:{number}'
         try:
           rows.append(parse(_fields(header, cells, where), where))
         except ValueError as error:
@@ -52,17 +55,21 @@ def read_csv(
   return rows, errors
 
 
-def whole_in(fields: Fields, key: str, where: str, least: int = 0) -> int:
-  """An integer of at least `least`.
+def whole_in(
+  fields: Fields, key: str, where: str, least: int = 0, limit: int = MAX_COUNT
+) -> int:
+  """An integer in [least, limit).
 
   Raises:
     ValueError: it is something else.
   """
   text = fields[key].strip()
-  # Not int(): it takes '1_000' and other alphabets' digits as well.
-  if not (text.isascii() and text.isdigit()) or int(text) < least:
+  # Not int() alone: it takes '1_000' and other alphabets' digits as well.
+  is_plain = text.isascii() and text.isdigit() and len(text) < 20
+  if not is_plain or not least <= int(text) < limit:
     raise ValueError(
-      f'{where}: {key}={short(text)} must be an integer >= {least}'
+      f'{where}: {key}={short(text)} must be an integer >= {least} and below '
+      f'{limit}'
     )
   return int(text)
 
@@ -83,6 +90,15 @@ def number_in(
   if not 0 <= value < limit:
     raise ValueError(f'{where}: {key}={short(text)} must be a number >= 0')
   return value
+
+
+def _cells(path: str | Path, lines: Any) -> Iterator[tuple[int, list[str]]]:
+  """A reader's line numbers and cells."""
+  try:
+    for cells in lines:
+      yield lines.line_num, cells
+  except csv.Error as error:
+    raise ValueError(f'{path}:{lines.line_num}: not CSV: {error}') from None
 
 
 def _fields(header: list[str], cells: list[str], where: str) -> Fields:

@@ -167,12 +167,16 @@ def _prompt(
   prompt = body.get('prompt')
   if isinstance(prompt, str):
     return tuple(encoder.encode(prompt))
-  if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+  if isinstance(prompt, list) and all(map(_is_token, prompt)):
     return tuple(prompt)
   raise ValueError(
     f'{where}: needs messages, or a prompt that is a text or token ids, '
     f'found {short(prompt if "prompt" in body else [*body])}'
   )
+
+
+def _is_token(value: Any) -> bool:
+  return type(value) is int and 0 <= value < 2**31
 
 
 def _messages(value: Any, where: str) -> list[Message]:
