@@ -80,7 +80,8 @@ def test_reuse_saves_its_share_and_steps_are_linear_in_context(tokens, data):
 
 
 @pytest.mark.parametrize(
-  'wrong', [{'prefill_bias': 0.0}, {'decode_noise': -0.1}, {'seed': -1}]
+  'wrong',
+  [{'prefill_bias': 0.0}, {'decode_noise': -0.1}, {'seed': -1}, {'seed': 0.5}],
 )
 def test_a_senseless_perturbation_is_named(wrong):
   (name,) = wrong

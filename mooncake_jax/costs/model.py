@@ -189,7 +189,7 @@ def check_positive(name: str, value: float, zero: bool = False) -> None:
     raise ValueError(f'{name}={value!r} must be > 0')
 
 
-def check_count(name: str, value: int) -> None:
-  """Raises a ValueError unless value is a whole number >= 1."""
-  if type(value) is not int or value < 1:
-    raise ValueError(f'{name}={value!r} must be an integer >= 1')
+def check_count(name: str, value: int, least: int = 1) -> None:
+  """Raises a ValueError unless value is a whole number >= `least`."""
+  if type(value) is not int or value < least:
+    raise ValueError(f'{name}={value!r} must be an integer >= {least}')

@@ -11,6 +11,7 @@ from dataclasses import fields
 import math
 from statistics import NormalDist
 
+from mooncake_jax.costs.model import check_count
 from mooncake_jax.costs.model import check_positive
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
@@ -55,10 +56,10 @@ class PerturbedCost:
 
   def __post_init__(self):
     for field in fields(self):
-      if field.name != 'costs':
+      if field.name.endswith(('_bias', '_noise')):
         name, value = field.name, getattr(self, field.name)
-        zero = not name.endswith('_bias')
-        check_positive(f'PerturbedCost.{name}', value, zero)
+        check_positive(f'PerturbedCost.{name}', value, name.endswith('_noise'))
+    check_count('PerturbedCost.seed', self.seed, 0)
 
   def prefill_s(self, chunk_tokens: int, prefix_tokens: int) -> float:
     factor = self._prefill_factor(prefix_tokens + chunk_tokens)

@@ -60,8 +60,9 @@ class ClientMix:
       check_count(f'ClientMix.{name}', getattr(self, name))
     for name in 'cv period_s input_tokens output_tokens'.split():
       check_positive(f'ClientMix.{name}', getattr(self, name))
-    for name in 'rate_skew swing spread within prefix_blocks'.split():
+    for name in 'rate_skew swing spread within'.split():
       check_positive(f'ClientMix.{name}', getattr(self, name), zero=True)
+    check_count('ClientMix.prefix_blocks', self.prefix_blocks, 0)
     if self.swing >= 1:
       raise ValueError(f'ClientMix.swing={self.swing!r} must be below 1')
     if self.prefix_blocks * TOKENS_PER_HASH_ID >= self.max_input_tokens:

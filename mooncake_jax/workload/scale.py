@@ -68,8 +68,9 @@ class TraceScale:
   repeats: int = 1
 
   def __post_init__(self):
-    for name in ('start_s', 'jitter_s', 'seed'):
+    for name in ('start_s', 'jitter_s'):
       check_positive(f'TraceScale.{name}', getattr(self, name), zero=True)
+    check_count('TraceScale.seed', self.seed, 0)
     for name in 'duration_s length_scale output_scale time_scale'.split():
       value = getattr(self, name)
       if value is not None:
