@@ -269,6 +269,17 @@ def test_it_stays_within_its_bound_and_keeps_what_is_asked_for(most, seed):
       assert index.match(hot)['a'].stored == len(hot)
 
 
+def test_what_was_matched_and_is_gone_is_not_kept():
+  index = PrefixIndex(max_blocks=40)
+  index.add('a', _chain('stays', 32))
+  for number in range(50):
+    chain = _chain(str(number), 8)
+    index.add('a', chain)
+    index.match(chain)
+    index.discard('a', chain)
+  assert index.num_entries == 32 and not index.num_matched
+
+
 def test_each_request_takes_back_its_own_expectation():
   index, chain = PrefixIndex(), CHAINS[0]
   for num_blocks in (8, 4, 4):

@@ -230,6 +230,11 @@ class PrefixIndex:
     return len(self._blocks)
 
   @property
+  def num_matched(self) -> int:
+    """Of these, those matched lately; looked at near the bound only."""
+    return len(self._matched)
+
+  @property
   def num_sets(self) -> int:
     """Distinct sets of holders."""
     return len(self._sets)
@@ -256,8 +261,10 @@ class PrefixIndex:
     for holders, run in groupby(keys, blocks.get):
       after = lacking(holders or NOBODY, slot, bit)
       if after is NOBODY:
-        for key in run:
+        gone = [*run]
+        for key in gone:
           blocks.pop(key, None)
+        self._matched.difference_update(gone)
       elif after is not holders:
         blocks.update(dict.fromkeys(run, after))
 
