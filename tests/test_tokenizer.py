@@ -161,6 +161,9 @@ def test_missing_and_damaged_files_are_named(folder):
   with pytest.raises(FileNotFoundError, match='tokenizer.json'):
     Tokenizer.from_folder(folder)
   shutil.copy(TINY / 'tokenizer.json', folder)
+  (folder / 'tokenizer_config.json').write_text('[]')
+  with pytest.raises(ValueError, match=r'tokenizer_config\.json: not a JSON o'):
+    Tokenizer.from_folder(folder)
   (folder / 'tokenizer_config.json').write_text('{')
   with pytest.raises(ValueError, match=r'tokenizer_config\.json: not JSON'):
     Tokenizer.from_folder(folder)

@@ -182,9 +182,12 @@ def _read_json(path: Path) -> dict[str, Any]:
   if not path.is_file():
     return {}
   try:
-    return json.loads(path.read_text(encoding='utf-8'))
+    value = json.loads(path.read_text(encoding='utf-8'))
   except ValueError as error:
     raise ValueError(f'{path}: not JSON: {error}') from error
+  if not isinstance(value, dict):
+    raise ValueError(f'{path}: not a JSON object')
+  return value
 
 
 def _text(token: Any) -> str | None:
