@@ -164,9 +164,8 @@ class TickPipe:
         run.run.computed(stage.layers)
     ready = partial(self._ready, live, last if drawn is None else None)
     self._reader.expect(x_Z1TD, ready, partial(self._failed, live), since_s)
-    if last and drawn is not None:
+    if last and drawn is not None and last.run.begin():
       done = partial(self._drawn, last, drawn)
-      last.run.begin()
       self._reader.expect(drawn, done, partial(self._lost, last))
 
   def _ready(

@@ -61,9 +61,11 @@ def _by_programs(backend: DeviceBackend) -> Iterator[None]:
   ]
   for pool in pools:
     pool.copies_now = False
-  yield
-  for pool in pools:
-    pool.copies_now = pool.can_copy_now
+  try:
+    yield
+  finally:
+    for pool in pools:
+      pool.copies_now = pool.can_copy_now
 
 
 def _decoders(backend: DeviceBackend) -> list[InstanceSpec]:
