@@ -9,7 +9,7 @@ import pytest
 from mooncake_jax.workload.clients import client_mix
 from mooncake_jax.workload.trace import write_trace
 from scripts import assess as script
-from scripts.assessment.alternatives import splits
+from scripts.assessment.alternatives import groupings
 from scripts.assessment.alternatives import with_cpp
 from scripts.assessment.spec import Assessment
 from scripts.assessment.spec import sized
@@ -69,6 +69,12 @@ def test_a_trace_of_lengths_alone_says_what_it_cannot_know(tmp_path, capsys):
   assert families == {'coupled', 'apart', 'store'}
   assert all(s['hit_rate'] in (None, 0) for s in found['systems'])
   assert found['simulated']['num_requests'] == 20
+  supposed = found['supposed']
+  assert [each['share'] for each in supposed] == [0.25, 0.5, 0.75, 1.0]
+  assert supposed[-1]['hit_rate'] > 0.3  # of what blocks of 256 allow
+  assert any('A store would' in r for r in found['verdict']['reasons'])
+  assert any('CPP is left out' in r for r in found['verdict']['reasons'])
+  assert all('CPP' not in s['name'] for s in found['systems'])
   assert any('Simulated are 20 of 60' in d for d in found['verdict']['doubts'])
 
 
@@ -80,13 +86,24 @@ def test_without_reuse_no_store_is_advised(tmp_path):
   assert found['verdict']['answer'] in ('no', 'apart_only', 'no_store')
 
 
-def test_all_systems_have_the_same_number_of_nodes():
+def test_all_systems_have_the_same_hardware():
   spec, _ = load(CONFIG, (), Assessment)
-  for nodes in range(2, 12):
-    for prefill in splits(nodes):
-      cluster = with_cpp(spec, nodes, prefill).cluster
-      used = cluster.prefill_instances * cluster.stages
-      assert used + cluster.decode_instances == nodes
+  alone = spec.experiment.cluster
+  assert groupings(2, 1) == []
+  for nodes in range(3, 12):
+    assert {*groupings(3, 1)} == {(2, 1)}
+    for stages, groups in groupings(nodes, nodes // 2):
+      cpp = with_cpp(spec, nodes, stages, groups)
+      cluster, prefill = cpp.cluster, stages * groups
+      assert stages >= 2 and cluster.stages == stages
+      assert cluster.decode_instances == nodes - prefill >= 1
+      assert cluster.host_bytes * groups == alone.host_bytes * prefill
+      wide, costs = cpp.instances['prefill0'], cpp.costs
+      alone_s = costs.transfer_s(10**12, 'copy')
+      assert stages * wide.transfer_s(10**12, 'copy') == pytest.approx(
+        alone_s, rel=1e-3
+      )
+      assert wide.prefill_s(512, 0) == costs.prefill_s(512, 0)
 
 
 @pytest.mark.parametrize(

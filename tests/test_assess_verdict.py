@@ -12,6 +12,9 @@ from mooncake_jax.assess.break_even import break_even
 from mooncake_jax.assess.break_even import formula_bytes_per_flop
 from mooncake_jax.assess.break_even import spread_of
 from mooncake_jax.assess.reuse import measure_reuse
+from mooncake_jax.assess.supposed import needed_hit_rate
+from mooncake_jax.assess.supposed import sharing
+from mooncake_jax.assess.supposed import Supposed
 from mooncake_jax.assess.verdict import PREDICTED
 from mooncake_jax.assess.verdict import System
 from mooncake_jax.assess.verdict import verdict
@@ -19,6 +22,7 @@ from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.costs.points import load_points
 from mooncake_jax.workload.generate import conversation
 from mooncake_jax.workload.generate import distinct_prompts
+from mooncake_jax.workload.trace import TraceRow
 from scripts.assessment.spec import Assessment
 from scripts.config import load
 from scripts.gin_source import find
@@ -68,7 +72,9 @@ def test_goodputs_decide(coupled, apart, store, reuse, wanted):
   assert found.answer == wanted
   assert found.reasons and found.sentence
   if reuse is None:
-    assert found.reasons[0].endswith('without reuse, would be a gain.')
+    assert any(
+      r.endswith('without reuse, would be a gain.') for r in found.reasons
+    )
 
 
 @given(*[st.lists(st.floats(0, 9), min_size=3, max_size=3) for _ in range(3)])
@@ -88,6 +94,50 @@ def test_hits_without_a_gain_are_named():
   assert any(r.startswith('Hits without a gain') for r in found.reasons)
   found = answer((1, 1, 1), (1, 1, 1), (2, 2, 2))
   assert not any(r.startswith('Hits without a gain') for r in found.reasons)
+
+
+def supposed(share, store, coupled=1.0, apart=1.0):
+  return Supposed(share, share / 2, store, coupled, apart)
+
+
+@pytest.mark.parametrize(
+  'stores,needed',
+  [
+    ((1.0, 1.0, 1.0), None),
+    ((1.2, 1.3, 1.4), 0.1),
+    ((1.0, 1.2, 1.4), 0.15),
+    ((1.0, 1.05, 1.15), 0.25),
+    ((float('inf'),) * 3, 0.1),
+  ],
+)
+def test_the_hit_rate_that_would_be_needed(stores, needed):
+  tried = [supposed(*each) for each in zip((0.2, 0.4, 0.6), stores)]
+  found = needed_hit_rate(tried, 0.1)
+  assert found == (needed if needed is None else pytest.approx(needed))
+  systems = [system(f, 1, 1, 1) for f in ('coupled', 'apart', 'store')]
+  reasons = verdict(systems, None, EVEN, supposed=tried).reasons
+  assert any(
+    r.startswith('A store would ' + ('be no' if needed is None else 'pay'))
+    for r in reasons
+  )
+
+
+def test_others_that_serve_nothing_need_no_hit_rate():
+  assert supposed(0.2, 0.0, 0.0, 0.0).gain == 0
+  assert needed_hit_rate([supposed(0.2, 1.0, 0.0, 0.0)], 0.1) == 0.1
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=30), st.floats(0, 1))
+def test_supposed_prompts_share_what_they_should(lengths, share):
+  rows = [TraceRow(float(i), n, 1, (), False) for i, n in enumerate(lengths)]
+  found = sharing(rows, share, 16)
+  seen = set()
+  for row, made in zip(rows, found):
+    assert len(made.hash_ids) == -(-row.input_tokens // 16)
+    old = [each in seen for each in made.hash_ids]
+    wanted = min(round(share * row.input_tokens / 16), row.input_tokens // 16)
+    assert sum(old) in (0, wanted) and old == sorted(old, reverse=True)
+    seen |= {*made.hash_ids}
 
 
 def test_refusing_does_not_decide_but_is_told():

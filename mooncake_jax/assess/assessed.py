@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mooncake_jax.assess.break_even import BreakEven
 from mooncake_jax.assess.measured import Measured
 from mooncake_jax.assess.reuse import Reuse
+from mooncake_jax.assess.supposed import Supposed
 from mooncake_jax.assess.verdict import System
 from mooncake_jax.assess.verdict import Verdict
 from mooncake_jax.workload.statistics import TraceStatistics
@@ -59,6 +60,7 @@ class Assessed:
   Attributes:
     errors: lines of the trace that could not be read, and the like.
     sweeps: by what is swept.
+    supposed: what reuse would make of it, where it has or tells none.
     measured: break-evens that were measured, of these or other machines.
     kv_bytes_per_token: of the model served, in its KVCache's dtype.
   """
@@ -76,4 +78,5 @@ class Assessed:
   verdict: Verdict
   kv_bytes_per_token: int
   seconds: float
+  supposed: tuple[Supposed, ...] = ()
   measured: tuple[Measured, ...] = ()

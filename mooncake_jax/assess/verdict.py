@@ -15,6 +15,8 @@ from typing import Literal
 
 from mooncake_jax.assess.break_even import BreakEven
 from mooncake_jax.assess.reuse import Reuse
+from mooncake_jax.assess.supposed import needed_hit_rate
+from mooncake_jax.assess.supposed import Supposed
 
 Family = Literal['coupled', 'apart', 'store']
 Answer = Literal[
@@ -80,6 +82,7 @@ class System:
     refuses: whether it lets requests go that it could not serve in time. The
       verdict is between systems that serve everybody: refusing the tenth that
       need not be served would pay for any of them.
+    chunks: whether it is coupled and cuts prompts.
   """
 
   name: str
@@ -90,6 +93,7 @@ class System:
   ttft_p90_s: float | None
   tbt_p90_s: float | None
   refuses: bool = False
+  chunks: bool = False
 
   @property
   def rate(self) -> float:
@@ -140,8 +144,16 @@ def verdict(
   even: BreakEven,
   least_gain: float = 0.1,
   doubts: Sequence[str] = (),
+  facts: Sequence[str] = (),
+  supposed: Sequence[Supposed] = (),
 ) -> Verdict:
-  """Weighs the best of each family against the others."""
+  """Weighs the best of each family against the others.
+
+  Args:
+    doubts: what it rests on that may be otherwise.
+    facts: of the workload; told with the reasons.
+    supposed: what reuse would make of it, where it has or tells none.
+  """
   coupled, apart, store = (
     best(systems, family) for family in ('coupled', 'apart', 'store')
   )
@@ -154,10 +166,13 @@ def verdict(
   if not any(system.goodput.high for system in (coupled, apart, store)):
     answer = 'none'
   reasons = [
-    *([] if reuse else [_known(gains['apart over coupled'], least_gain)]),
-    *_goodputs((coupled, apart, store), gains),
-    *_about_refusing(systems, store),
     *_about_reuse(reuse, even),
+    *_about_needed(supposed, least_gain),
+    *([] if reuse else [_known(gains['apart over coupled'], least_gain)]),
+    *facts,
+    *_goodputs((coupled, apart, store), gains),
+    *_about_chunks(systems),
+    *_about_refusing(systems, store),
     *_hits_without_gain(systems, least_gain),
   ]
   return Verdict(
@@ -221,6 +236,39 @@ def _about_refusing(systems: Sequence[System], store: System) -> list[str]:
     'on top, by refusing whom it would serve too late.'
     for system in systems
     if system.refuses and system.rate > store.rate
+  ]
+
+
+def _about_chunks(systems: Sequence[System]) -> list[str]:
+  """What chunked prefill is to a coupled pool."""
+  pools = [system for system in systems if system.family == 'coupled']
+  chunked = [system for system in pools if system.chunks]
+  whole = [system for system in pools if not system.chunks]
+  if not chunked or not whole:
+    return []
+  high, low = (max(s, key=lambda each: each.rate) for s in (chunked, whole))
+  return [
+    f'Chunked prefill in coupled instances: {high.rate:.3g} requests/s at '
+    f'best, {low.rate:.3g} without.'
+  ]
+
+
+def _about_needed(supposed: Sequence[Supposed], least_gain: float) -> list[str]:
+  """Which hit rate would be needed."""
+  if not supposed:
+    return []
+  needed = needed_hit_rate(supposed, least_gain)
+  most = supposed[-1]
+  if needed is None:
+    return [
+      'A store would be no gain at any hit rate that was supposed: at '
+      f'{most.hit_rate:.0%} it serves {most.store:.3g} requests/s, the best '
+      f'of the others {max(most.coupled, most.apart):.3g}.'
+    ]
+  return [
+    f'A store would pay from a hit rate of about {needed:.0%} on: '
+    f'{least_gain:.0%} more than the best of the others, coupled caches '
+    'included, if each prompt began as an earlier one does.'
   ]
 
 

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import astuple
 from html import escape
 import json
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from mooncake_jax.assess.assessed import Assessed
 from mooncake_jax.assess.break_even import BreakEven
 from mooncake_jax.assess.reuse import Reuse
+from mooncake_jax.assess.supposed import Supposed
 from mooncake_jax.assess.verdict import System
 from mooncake_jax.metrics.table import number
 from mooncake_jax.report.lines import line_panels
@@ -36,6 +38,7 @@ def assessment_page(
   parts = [
     *_verdict(found),
     *_systems(found),
+    *_supposed(found.supposed),
     *_sweeps(found),
     *_reuse(found.reuse, found.kv_bytes_per_token),
     *_break_even(found.even),
@@ -117,6 +120,31 @@ def _system(system: System) -> Sequence[Cell]:
     system.hit_rate,
     system.ttft_p90_s,
     system.tbt_p90_s,
+  )
+
+
+def _supposed(supposed: Sequence[Supposed]) -> Iterator[str]:
+  if not supposed:
+    return
+  yield '<h2>What if prompts shared more?</h2>'
+  yield paragraph(
+    'The same arrivals and lengths, but each prompt begins as an earlier one '
+    'does, drawn among all before it, by a share of its length in whole '
+    'blocks. Goodputs in requests/s, the coupled one with prefix caching.'
+  )
+  yield table(
+    ('shared', 'hit rate', 'Mooncake', 'coupled', 'P/D, no store', 'gain'),
+    (
+      (
+        f'{each.share:.0%}',
+        each.hit_rate,
+        each.store,
+        each.coupled,
+        each.apart,
+        f'{each.gain:+.0%}',
+      )
+      for each in supposed
+    ),
   )
 
 
@@ -262,11 +290,20 @@ def _trace(found: Assessed) -> Iterator[str]:
   yield '<h2>Trace</h2>'
   yield paragraph(
     f'{found.trace}, format {found.trace_format}: {of.num_requests:,} requests '
-    f'in {of.duration_s:,.0f} s; prompts {of.input_tokens.mean:,.0f} tokens in '
-    f'the mean (P99 {of.input_tokens.p99:,.0f}), outputs '
-    f'{of.output_tokens.mean:,.0f} (P99 {of.output_tokens.p99:,.0f}). '
-    f'Simulated: {part.num_requests:,} from number {part.first:,} on, '
-    f'{part.duration_s:,.0f} s. All took {found.seconds:.0f} s.'
+    f'in {of.duration_s:,.0f} s. Simulated: {part.num_requests:,} from number '
+    f'{part.first:,} on, {part.duration_s:,.0f} s. All took '
+    f'{found.seconds:.0f} s.'
+  )
+  names = ('mean', 'P50', 'P90', 'P99', 'least', 'most')
+  yield table(
+    ('tokens', *names),
+    (
+      (name, *(f'{value:,.0f}' for value in astuple(lengths)))
+      for name, lengths in (
+        ('prompt', of.input_tokens),
+        ('answer', of.output_tokens),
+      )
+    ),
   )
   if found.errors:
     yield listed('Left out, or assumed', found.errors)

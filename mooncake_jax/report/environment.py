@@ -32,6 +32,8 @@ def environment(
     'machine': platform.machine(),
     'system': platform.system(),
     'cpus': os.cpu_count(),
+    # Of all processes, the minute before: whether the machine was quiet.
+    'load': round(os.getloadavg()[0], 1),
   }
 
 

@@ -120,7 +120,7 @@ def _how(measured: Measured, even: MeasuredEven) -> str:
   }[measured.backend]
   return (
     f'Measured {about["started"]} on {about["system"]} {about["machine"]}, '
-    f'{about["cpus"]} CPUs, {len(about["devices"])} devices '
+    f'{about["cpus"]} CPUs at load {about.get("load", "-")}, {len(about["devices"])} devices '
     f'({device}), {where}, in '
     f'{measured.seconds:.0f} s; commit {str(about["commit"])[:9]}. Prompts of '
     f'the prefix and {measured.rest_tokens} tokens more, one at a time, served '

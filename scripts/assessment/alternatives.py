@@ -2,9 +2,16 @@
 """The systems that are compared, as experiments on equally many nodes."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from mooncake_jax.costs.model import CostModel
+from mooncake_jax.costs.model import Link
+from mooncake_jax.costs.model import LINKS
+from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.costs.perturbed import PerturbedCost
+from mooncake_jax.costs.roofline import RooflineCost
 from scripts.assessment.spec import Assessment
 from scripts.experiment import Experiment
 
@@ -61,21 +68,60 @@ def apart(assessment: Assessment, nodes: int, prefill: int) -> Experiment:
   )
 
 
-def with_cpp(assessment: Assessment, nodes: int, prefill: int) -> Experiment:
-  """Prefill nodes in pipelines; what is left over decodes."""
-  stages = min(assessment.stages, prefill)
-  pipelines = prefill // stages
+def with_cpp(
+  assessment: Assessment, nodes: int, stages: int, groups: int
+) -> Experiment:
+  """Groups of `stages` prefill nodes, a pipeline each; the others decode.
+
+  A group has all memory and all links of its nodes, as if they had stayed
+  alone.
+  """
   experiment = mooncake(
     assessment,
     nodes,
-    pipelines,
+    groups,
     stages=stages,
     chunk_tokens=assessment.chunk_tokens,
   )
-  decode = nodes - pipelines * stages
-  return replace(
-    experiment, cluster=replace(experiment.cluster, decode_instances=decode)
+  cluster, costs = experiment.cluster, experiment.costs
+  cluster = replace(
+    cluster,
+    decode_instances=nodes - groups * stages,
+    host_bytes=cluster.host_bytes * stages,
+    prefill_pool_tokens=cluster.prefill_pool_tokens * stages,
   )
+  wide = with_links(costs, stages)
+  return replace(
+    experiment,
+    cluster=cluster,
+    instances=dict.fromkeys(cluster.prefill_names, wide),
+  )
+
+
+def with_links(
+  costs: CostModel, share: float, links: Sequence[Link] = LINKS
+) -> CostModel:
+  """Costs with so much of the links' bandwidth; as they are without lines."""
+  if not isinstance(costs, PolynomialCost | RooflineCost):
+    return costs
+  names = [f'{link}_bytes_per_s' for link in links]
+  changed: Mapping[str, float] = {
+    name: getattr(costs, name) * share for name in names
+  }
+  return replace(costs, **changed)
+
+
+def groupings(nodes: int, near: int, most: int = 6) -> list[tuple[int, int]]:
+  """(nodes a group, groups) for CPP that leave one node to decode.
+
+  Of these those that take about `near` nodes; none of two nodes.
+  """
+  found = [
+    (stages, groups)
+    for stages in range(2, nodes)
+    for groups in range(1, (nodes - 1) // stages + 1)
+  ]
+  return sorted(found, key=lambda each: abs(each[0] * each[1] - near))[:most]
 
 
 def with_rejection(
@@ -102,16 +148,27 @@ def otherwise(
   Costs that are wrong alike make all systems slower or faster alike; wrong
   against each other they move the balance of prefill and decode.
   """
-  costs, more, less = experiment.costs, 1 + error, 1 / (1 + error)
+  more, less = 1 + error, 1 / (1 + error)
   return {
-    f'prefill {error:.0%} slower, decode faster': replace(
-      experiment, truth=PerturbedCost(costs, more, less)
+    f'prefill {error:.0%} slower, decode faster': _truly(
+      experiment, prefill_bias=more, decode_bias=less
     ),
-    f'prefill {error:.0%} faster, decode slower': replace(
-      experiment, truth=PerturbedCost(costs, less, more)
+    f'prefill {error:.0%} faster, decode slower': _truly(
+      experiment, prefill_bias=less, decode_bias=more
     ),
-    f'each work off by {noise:.0%}': replace(
-      experiment,
-      truth=PerturbedCost(costs, prefill_noise=noise, transfer_noise=noise),
+    f'each work off by {noise:.0%}': _truly(
+      experiment, prefill_noise=noise, transfer_noise=noise
     ),
   }
+
+
+def _truly(experiment: Experiment, **off: Any) -> Experiment:
+  """Where works take other times than the Conductor believes."""
+  return replace(
+    experiment,
+    truth=PerturbedCost(experiment.costs, **off),
+    true_instances={
+      name: PerturbedCost(costs, **off)
+      for name, costs in experiment.instances.items()
+    },
+  )

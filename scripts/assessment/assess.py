@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One trace from its rows to the verdict."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 import time
@@ -15,6 +16,7 @@ from mooncake_jax.assess.measured import Measured
 from mooncake_jax.assess.reuse import measure_reuse
 from mooncake_jax.assess.reuse import Reuse
 from mooncake_jax.assess.reuse import working_set
+from mooncake_jax.assess.verdict import LITTLE
 from mooncake_jax.assess.verdict import verdict
 from mooncake_jax.assess.window import busiest
 from mooncake_jax.blocks.accounting import kv_bytes
@@ -22,8 +24,10 @@ from mooncake_jax.costs.points import load_points
 from mooncake_jax.costs.points import Points
 from mooncake_jax.workload.scale import scale_trace
 from mooncake_jax.workload.statistics import trace_statistics
+from scripts.assessment.alternatives import groupings
 from scripts.assessment.searches import Pool
 from scripts.assessment.spec import Assessment
+from scripts.assessment.spec import demand
 from scripts.assessment.spec import sized
 from scripts.assessment.study import simulated
 from scripts.assessment.study import Study
@@ -62,6 +66,8 @@ def assess(
   study = Study(assessment.of(part), nodes, whole, duration_s, Pool(workers))
   study.run()
   reuse = _reuse(assessment, whole)
+  unused = reuse is None or reuse.hit_rate < LITTLE
+  supposed = study.suppose() if unused else ()
   even = _break_even(assessment, points)
   of = simulated(assessment, nodes, first, part, _hit_rate(assessment, part))
   doubts = [
@@ -84,9 +90,18 @@ def assess(
     of,
     tuple(study.systems),
     study.sweeps,
-    verdict(study.systems, reuse, even, assessment.least_gain, doubts),
+    verdict(
+      study.systems,
+      reuse,
+      even,
+      assessment.least_gain,
+      doubts,
+      _facts(assessment, whole, nodes),
+      supposed,
+    ),
     kv_bytes(config, 1, dtype_bytes),
     time.monotonic() - began_s,
+    supposed,
     tuple(measured),
   )
 
@@ -166,6 +181,26 @@ def _hit_rate(assessment: Assessment, part: Rows) -> float | None:
     return None
   size = assessment.experiment.cluster.block_size_tokens
   return working_set(part.rows, part.tokens_per_hash_id, size).hit_rate
+
+
+def _facts(assessment: Assessment, whole: Rows, nodes: int) -> list[str]:
+  """What lengths and arrivals alone tell."""
+  rows, of = whole.rows, demand(assessment, whole)
+  span_s = max(rows[-1].timestamp_s - rows[0].timestamp_s, 1e-3)
+  minutes = Counter(int(row.timestamp_s // 60) for row in rows)
+  peak = max(minutes.values()) / min(60.0, span_s)
+  found = [
+    f'Load: {len(rows) / span_s:.3g} requests/s in the mean, {peak:.3g} in the '
+    f'busiest minute. By the costs, without reuse, prefill keeps '
+    f'{of.prefill:.2g} nodes busy and decode {of.decode:.2g}, in steps of 64 '
+    f'rows. A store can save of prefill alone.'
+  ]
+  if not groupings(nodes, 1):
+    found.append(
+      'CPP is left out: a group has two prefill nodes or more, and there is '
+      f'one of {nodes}.'
+    )
+  return found
 
 
 def _unbounded(study: Study, of: Simulated) -> list[str]:

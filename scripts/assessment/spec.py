@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from dataclasses import replace
 import math
+from typing import NamedTuple
 
 from mooncake_jax.conductor.admission import ADMISSIONS
 from mooncake_jax.costs.model import check_count
@@ -38,8 +39,7 @@ class Assessment:
     noise: standard deviation of a work's logarithm.
     simulator_error: what times simulated on known costs are off besides.
     admission: the variant with early rejection.
-    stages: nodes of a prefill instance in the variant with CPP.
-    chunk_tokens: of that variant.
+    chunk_tokens: of the variant with CPP.
 
   Raises:
     ValueError: a value out of its range.
@@ -60,11 +60,10 @@ class Assessment:
   noise: float = 0.1
   simulator_error: float = 0.06
   admission: str = 'slo_predictive'
-  stages: int = 2
   chunk_tokens: int = 8192
 
   def __post_init__(self):
-    for name in ('num_requests', 'stages', 'chunk_tokens'):
+    for name in ('num_requests', 'chunk_tokens'):
       check_count(f'Assessment.{name}', getattr(self, name))
     for name in (
       'target',
@@ -99,13 +98,19 @@ class Assessment:
     return replace(self, experiment=experiment)
 
 
-def sized(assessment: Assessment, rows: Rows) -> int:
-  """Nodes for the rows' own rate, by the costs; at least 2.
+class Demand(NamedTuple):
+  """Nodes that the rows' own rate would keep busy, by the costs.
 
-  Counts prompts as they are and decode steps of 64 rows, all without reuse.
+  Prompts are counted as they are, without reuse, and decode in steps of 64
+  rows.
   """
-  if assessment.nodes is not None:
-    return assessment.nodes
+
+  prefill: float
+  decode: float
+
+
+def demand(assessment: Assessment, rows: Rows) -> Demand:
+  """What the rows ask for."""
   costs, found = assessment.experiment.costs, rows.rows
   chunk = assessment.experiment.cluster.chunk_tokens
   span_s = max(found[-1].timestamp_s - found[0].timestamp_s, 1e-3)
@@ -113,5 +118,12 @@ def sized(assessment: Assessment, rows: Rows) -> int:
   outputs = sum(row.output_tokens for row in found)
   mean = sum(row.input_tokens for row in found) // len(found)
   decode_s = outputs * costs.decode_step_s(64, 64 * mean) / 64
-  busy = (prefill_s + decode_s) / span_s
+  return Demand(prefill_s / span_s, decode_s / span_s)
+
+
+def sized(assessment: Assessment, rows: Rows) -> int:
+  """Nodes for the rows' own rate, by the costs; at least 2."""
+  if assessment.nodes is not None:
+    return assessment.nodes
+  busy = sum(demand(assessment, rows))
   return max(2, math.ceil(busy / assessment.utilisation))

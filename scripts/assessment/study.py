@@ -6,18 +6,23 @@ from dataclasses import replace
 
 from mooncake_jax.assess.assessed import Simulated
 from mooncake_jax.assess.assessed import Tried
+from mooncake_jax.assess.supposed import SHARES
+from mooncake_jax.assess.supposed import sharing
+from mooncake_jax.assess.supposed import Supposed
+from mooncake_jax.assess.verdict import best
 from mooncake_jax.assess.verdict import Family
 from mooncake_jax.assess.verdict import PREDICTED
 from mooncake_jax.assess.verdict import System
 from mooncake_jax.assess.window import busiest
-from mooncake_jax.costs.model import PolynomialCost
-from mooncake_jax.costs.roofline import RooflineCost
+from mooncake_jax.costs.model import Link
 from scripts.assessment.alternatives import apart
 from scripts.assessment.alternatives import coupled
+from scripts.assessment.alternatives import groupings
 from scripts.assessment.alternatives import mooncake
 from scripts.assessment.alternatives import otherwise
 from scripts.assessment.alternatives import splits
 from scripts.assessment.alternatives import with_cpp
+from scripts.assessment.alternatives import with_links
 from scripts.assessment.alternatives import with_rejection
 from scripts.assessment.searches import Found
 from scripts.assessment.searches import Job
@@ -29,7 +34,8 @@ from scripts.workloads import TraceWorkload
 
 DRAM = (0.05, 0.2, 0.5, 1.0)
 BANDWIDTH = (0.05, 0.1, 0.25, 1.0)
-NETWORK = ('copy_bytes_per_s', 'handoff_bytes_per_s')
+NETWORK: tuple[Link, ...] = ('copy', 'handoff')
+CPP, REJECTION = 'Mooncake + CPP', 'Mooncake + early rejection'
 
 
 class Study:
@@ -97,21 +103,73 @@ class Study:
     return m
 
   def _variants(self, split: int) -> None:
-    made = {
-      'Mooncake + CPP': with_cpp(self._assessment, self._nodes, split),
-      'Mooncake + early rejection': with_rejection(
-        self._assessment, self._nodes, split
-      ),
+    """CPP over sizes and numbers of its groups; early rejection."""
+    of, nodes = self._assessment, self._nodes
+    groups = {
+      f'{count} x {size} : {nodes - count * size}': with_cpp(
+        of, nodes, size, count
+      )
+      for size, count in groupings(nodes, split)
     }
+    refusing = {REJECTION: with_rejection(of, nodes, split)}
     start = self._scales['Mooncake'] or 1.0
+    made = {**groups, **refusing}
     jobs = {name: self._job(e, start, near=True) for name, e in made.items()}
     own = {
       (name, 'own'): self._job(e, searches=False) for name, e in made.items()
     }
     found = self._pool.run({**jobs, **own}, 'variants')
-    for name, experiment in made.items():
-      at_own = found[name, 'own'].first
-      self._add('store', name, experiment, replace(found[name], first=at_own))
+    chosen = {REJECTION: REJECTION}
+    if groups:
+      chosen[CPP] = max(groups, key=lambda name: _rank(found[name]))
+      self.sweeps['CPP: groups x prefill nodes of each : decode nodes'] = tuple(
+        _tried(CPP, name, found[name]) for name in groups
+      )
+    for name, key in chosen.items():
+      at_own = found[key, 'own'].first
+      self._add('store', name, made[key], replace(found[key], first=at_own))
+
+  def suppose(self) -> tuple[Supposed, ...]:
+    """What store and caches would make of prompts that share so much.
+
+    `run` comes before. The store's split is searched again downwards: where
+    more is reused, fewer prefill nodes are needed.
+    """
+    prefill = self._experiments['Mooncake'].cluster.prefill_instances
+    tried = {prefill, max(1, prefill // 2), max(1, prefill - 1)}
+    jobs = {}
+    for share in SHARES:
+      for n in tried:
+        there = self._sharing(self._mooncake(n), share)
+        jobs[share, 'store', n] = self._near(there, 'Mooncake')
+      for name, experiment in self._caching().items():
+        there = self._sharing(experiment, share)
+        jobs[share, 'coupled', name] = self._near(there, name)
+    found = self._pool.run(jobs, 'supposed reuse')
+    apart = best(self.systems, 'apart').rate
+    return tuple(_supposed(share, found, apart) for share in SHARES)
+
+  def _caching(self) -> dict[str, Experiment]:
+    """The coupled pools that cache prefixes."""
+    return {
+      name: experiment
+      for name, experiment in self._experiments.items()
+      if experiment.vllm is not None and experiment.vllm.prefix_caching
+    }
+
+  def _near(self, experiment: Experiment, name: str) -> Job:
+    """A search that begins at the goodput of the system of that name."""
+    return self._job(experiment, self._scales[name] or 1.0)
+
+  def _sharing(self, experiment: Experiment, share: float) -> Experiment:
+    workload = self._assessment.experiment.workload
+    assert isinstance(workload, TraceWorkload)
+    assert isinstance(workload.rows, Rows)
+    size = experiment.cluster.block_size_tokens
+    rows = Rows(sharing(workload.rows.rows, share, size), [], size)
+    return replace(
+      experiment, workload=self._assessment.of(rows).experiment.workload
+    )
 
   def _sweep_memory_and_network(self, split: int) -> None:
     """At full Mooncake's goodput: what less memory or bandwidth costs."""
@@ -142,14 +200,12 @@ class Study:
   def _cases(self) -> None:
     """The best of each family where things are not as predicted."""
     jobs = {}
-    for family in ('coupled', 'apart', 'store'):
-      best = max(
-        (s for s in self.systems if s.family == family and not s.refuses),
-        key=lambda s: s.rate,
-      )
-      start = self._scales[best.name] or 1.0
-      for case, experiment in self._otherwise(best.name).items():
-        jobs[best.name, case] = self._job(experiment, start, near=True)
+    families: tuple[Family, ...] = ('coupled', 'apart', 'store')
+    for family in families:
+      name = best(self.systems, family).name
+      start = self._scales[name] or 1.0
+      for case, experiment in self._otherwise(name).items():
+        jobs[name, case] = self._job(experiment, start, near=True)
     found = self._pool.run(jobs, 'cases')
     self.systems = [
       replace(
@@ -224,6 +280,7 @@ class Study:
         first.tbt_tail_s['p90'],
         refuses=experiment.conductor.admission != 'none'
         and experiment.vllm is None,
+        chunks=experiment.vllm is not None and experiment.vllm.chunked_prefill,
       )
     )
 
@@ -251,6 +308,17 @@ def simulated(
   )
 
 
+def _supposed(
+  share: float, found: Mapping[tuple, Found], apart: float
+) -> Supposed:
+  """Each family's best at that share."""
+  of = {key: each for key, each in found.items() if key[0] == share}
+  store = max((e for k, e in of.items() if k[1] == 'store'), key=_rank)
+  coupled = max(e.requests_per_s for k, e in of.items() if k[1] == 'coupled')
+  hit_rate = store.summary.hit_rate or 0.0
+  return Supposed(share, hit_rate, store.requests_per_s, coupled, apart)
+
+
 def _rank(found: Found) -> tuple[float, float]:
   return found.requests_per_s, found.first.effective_request_capacity
 
@@ -271,11 +339,8 @@ def _with_network(
   experiment: Experiment, share: float
 ) -> tuple[float, Experiment]:
   """With so much of the bandwidth of all that leaves a node."""
-  costs = experiment.costs
-  if not isinstance(costs, PolynomialCost | RooflineCost):
-    return 0.0, experiment
-  less: Mapping[str, float] = {
-    name: getattr(costs, name) * share for name in NETWORK
-  }
-  changed = replace(costs, **less)
-  return less[NETWORK[0]], replace(experiment, costs=changed)
+  costs = with_links(experiment.costs, share, NETWORK)
+  extra_s = costs.transfer_s(2 << 30, 'copy') - costs.transfer_s(
+    1 << 30, 'copy'
+  )
+  return (1 << 30) / extra_s, replace(experiment, costs=costs)
