@@ -11,13 +11,13 @@ import pytest
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.distributed.landing import Landing
-from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.movers import make_mover
+from mooncake_jax.distributed.offers import PartShape
 from mooncake_jax.distributed.probe import measure_wire
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.transfer.arrivals import Arrivals
-from mooncake_jax.transfer.far import JobLink
+from mooncake_jax.transfer.far import FarTier
 from mooncake_jax.transfer.segment import Part
 from scripts.benches.namespaces import BURST_BYTES
 from scripts.benches.namespaces import hosts
@@ -93,9 +93,9 @@ def test_a_measured_line_is_as_slow_as_it_is(line):
   far.limit(80e6)
   with ends(near, far) as (wire, _):
     with far.inside():
-      link = JobLink('far', lambda name, error: None, 2)
-    speed = measure_wire(wire, link, SHAPE.part(1, 256))  # 256 KiB
-    link.close()
+      tier = FarTier(wire, lambda name, error: None, 1 << 20, 2)
+    speed = measure_wire(wire, tier.write_link, SHAPE.part(1, 256))  # 256 KiB
+    tier.close()
   assert 5e6 < speed.bytes_per_s < 10e6
   assert speed.transfer_s(10 << 20) > 1.0
 

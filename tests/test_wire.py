@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts between processes' ends: what is sent arrives whole, or not at all."""
 
-from contextlib import contextmanager
 import socket
 import threading
 import time
@@ -11,18 +10,20 @@ import pytest
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.distributed.channel import Channel
-from mooncake_jax.distributed.landing import Landing
 from mooncake_jax.distributed.landing import MAX_STRANGERS
-from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.movers import make_mover
-from mooncake_jax.distributed.nixl import NixlMover
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.arrivals import EARLY_S
+from mooncake_jax.transfer.far import FarTier
+from mooncake_jax.transfer.far import Job
 from mooncake_jax.transfer.segment import Part
-
-SHAPE = PartShape(4, 2, 8, 64, np.dtype(np.float32))
+from wire_pieces import ends
+from wire_pieces import Got
+from wire_pieces import part
+from wire_pieces import send
+from wire_pieces import SHAPE
 
 
 @pytest.fixture(scope='module', params=['tcp', 'nixl'])
@@ -36,48 +37,6 @@ def movers(request):
   yield two
   for mover in two:
     mover.close()
-
-
-@contextmanager
-def ends(movers, secret='s', limit=1 << 20, **kwargs):
-  """A wire, where it leads to, and what arrives there."""
-  spec = WireSpec(movers[0].name, stall_s=2.0, **kwargs)
-  arrivals = Arrivals(limit)
-  landing = Landing(spec, SHAPE, movers[1], arrivals, 's')
-  wire = Wire('b', spec, movers[0], secret)
-  wire.lead_to(landing.address)
-  try:
-    yield wire, arrivals, landing
-  finally:
-    wire.close()
-    arrivals.close()
-    landing.close()
-
-
-def part(layers=(0, 2), tokens=8, heads=(2,), seed=0, dtype='float32') -> Part:
-  rng = np.random.default_rng(seed)
-  start, stop = layers
-  slices = tuple(
-    rng.standard_normal((stop - start, 2, tokens, K, 8)).astype(dtype)
-    for K in heads
-  )
-  return Part(start, stop, slices)
-
-
-def send(wire: Wire, number: int, sent: Part) -> None:
-  wire.store(Replica(wire.name, number, b''), sent)
-
-
-class Got:
-  """What an op hears of its parts."""
-
-  def __init__(self, arrivals: Arrivals, number: int):
-    self.parts, self.lefts, self.errors = [], [], []
-    arrivals.expect(number, self._arrived, self.errors.append)
-
-  def _arrived(self, arrived, left):
-    self.parts.append(arrived)
-    self.lefts.append(left)
 
 
 @pytest.mark.parametrize('checksums', [False, True])
@@ -172,6 +131,46 @@ def test_bytes_that_changed_on_the_way_are_refused(movers):
     with pytest.raises(OSError, match='checksum'):
       send(wire, 1, part()._replace(total=12345))
     assert arrivals.taken_bytes == 0
+
+
+def test_parts_of_one_message_are_each_taken_or_refused(movers):
+  with ends(movers, limit=3 * part().num_bytes, checksums=True) as (
+    wire,
+    arrivals,
+    _,
+  ):
+    arrivals.forget(2)
+    got = {number: Got(arrivals, number) for number in (1, 3, 4)}
+    sent = {number: part(seed=number) for number in range(1, 5)}
+    sent[3] = sent[3]._replace(total=12345)
+    items = [(Replica(wire.name, n, b''), p) for n, p in sent.items()]
+    errors = wire.store_all(items)
+    assert [error is None for error in errors] == [True, False, False, True]
+    assert 'nobody waits' in str(errors[1]) and 'checksum' in str(errors[2])
+    for number in (1, 4):
+      (arrived,) = got[number].parts
+      np.testing.assert_array_equal(arrived.slices[0], sent[number].slices[0])
+      got[number].lefts[0]()
+    assert not got[3].parts and arrivals.taken_bytes == 0
+
+
+def test_parts_of_one_message_that_exceed_the_room_come_one_by_one(movers):
+  size = part().num_bytes
+  with ends(movers, limit=2 * size) as (wire, arrivals, _):
+    got, taken = [], []
+
+    def arrived(it, left):
+      got.append(it)
+      taken.append(arrivals.taken_bytes)
+      left()
+
+    arrivals.expect(1, arrived, got.append)
+    sent = [part(seed=seed) for seed in range(7)]
+    replica = Replica(wire.name, 1, b'')
+    assert wire.store_all([(replica, each) for each in sent]) == [None] * 7
+    for mine, theirs in zip(sent, got, strict=True):
+      np.testing.assert_array_equal(mine.slices[0], theirs.slices[0])
+    assert max(taken) <= 2 * size and arrivals.taken_bytes == 0
 
 
 def test_who_does_not_know_the_secret_is_turned_away(movers):
@@ -292,33 +291,44 @@ def test_many_senders_at_once(movers):
       wire.close()
 
 
-def test_what_a_read_left_behind_goes_with_the_next_that_ends():
-  """Its memory stays as long as the read may write there, and no longer."""
-  pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
-  here, there = [NixlMover(f'{e}-{time.time()}', 'lo') for e in 'rs']
-  server = socket.create_server(('127.0.0.1', 0))
-  channel = Channel.to(server.getsockname(), 2.0)
-  inlet, outlet = here.inlet(), there.outlet()
-  sent, into = [np.arange(9.0)], [np.zeros(9)]
-  with outlet.offer(sent) as offer:
-    with pytest.raises(OSError, match='could not read'):  # nobody helps
-      inlet.fetch(offer.note, into, channel, 0.1)
-    assert len(here.abandoned) == 1
-    done = threading.Event()
+def test_what_waits_for_a_wire_goes_together(movers):
+  """In its own order; what was called off or is refused harms no other."""
+  with ends(movers) as (wire, arrivals, _):
+    arrivals.forget(3)
+    got, ended, refused = Got(arrivals, 1), [], []
+    tier = FarTier(wire, lambda name, error: None, 1 << 20)
+    begin, done = threading.Event(), threading.Semaphore(0)
+    sizes, store_all = [], wire.store_all
 
-    def help_on():
-      while not done.wait(1e-4):
-        there.progress()
+    def wait():
+      begin.wait(9)
 
-    helper = threading.Thread(target=help_on)
-    helper.start()
-    try:
-      for _ in range(2):
-        inlet.fetch(offer.note, into, channel, 10.0)
-    finally:
-      done.set()
-      helper.join()
-  np.testing.assert_array_equal(into[0], sent[0])
-  assert not here.abandoned
-  for each in (inlet, outlet, channel, server, here, there):
-    each.close()
+    def counted(items):
+      sizes.append(len(items))
+      return store_all(items)
+
+    tier.write_link._store_all = counted
+    first = Job(0, lambda: True, wait, ended.append)
+    tier.write_link.submit(first, 0)
+    for seed in range(10):
+      number = 3 if seed == 7 else 1
+      job = Job(
+        part().num_bytes,
+        lambda seed=seed: seed != 4,
+        lambda seed=seed: ended.append(seed),
+        refused.append,
+        done.release,
+        (Replica(wire.name, number, b''), part(seed=seed)),
+      )
+      tier.write_link.submit(job, 0)
+    begin.set()
+    for _ in range(10):
+      assert done.acquire(timeout=9)
+    tier.close()
+    assert sizes == [9] and len(refused) == 1
+    assert ended == [0, 1, 2, 3, 5, 6, 8, 9]
+    for seed, arrived in zip(ended, got.parts, strict=True):
+      np.testing.assert_array_equal(
+        arrived.slices[0], part(seed=seed).slices[0]
+      )
+    assert tier.write_link.count.num_bytes == 8 * part().num_bytes

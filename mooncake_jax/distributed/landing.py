@@ -7,10 +7,7 @@ held against the KVCache's own shape before any of it is taken.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
 import hmac
-import math
 import socket
 import threading
 from typing import Any
@@ -21,80 +18,18 @@ from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.channel import Channel
 from mooncake_jax.distributed.mover import Inlet
 from mooncake_jax.distributed.mover import Mover
+from mooncake_jax.distributed.offers import Offered
+from mooncake_jax.distributed.offers import PartShape
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import GREETING
 from mooncake_jax.distributed.wire import VERSION
 from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.checksum import ChecksumError
-from mooncake_jax.transfer.entries import aligned
 from mooncake_jax.transfer.segment import Part
 from mooncake_jax.transfer.segment import verify
 
 IDLE_S = 3600.0  # a connection may say nothing for so long
 MAX_STRANGERS = 128  # connections that have not said the secret yet
-
-
-@dataclass(frozen=True)
-class PartShape:
-  """What KVCache looks like here: parts [L, 2, S, K, H], heads in slices."""
-
-  num_layers: int
-  num_kv_heads: int
-  head_dim: int
-  max_tokens: int
-  dtype: np.dtype
-
-  def part(self, num_layers: int = 1, num_tokens: int = 1) -> Part:
-    """One of the first layers, all ones."""
-    shape = (num_layers, 2, num_tokens, self.num_kv_heads, self.head_dim)
-    return Part(0, num_layers, (np.ones(shape, self.dtype),))
-
-  def check(self, offer: '_Offered') -> None:
-    """Raises ValueError unless the offer is such a part."""
-    start, stop = offer.layers
-    heads = 0
-    for shape in offer.shapes:
-      if len(shape) != 5:
-        raise ValueError(f'{shape=} must be [L, 2, S, K, H]')
-      L, two, S, K, H = shape
-      heads += K
-      fits = (L, two, H) == (stop - start, 2, self.head_dim)
-      if not fits or not 0 < S <= self.max_tokens or K < 1:
-        raise ValueError(f'{shape=} of layers {offer.layers} is none of {self}')
-    if offer.dtype != self.dtype.name or heads != self.num_kv_heads:
-      raise ValueError(
-        f'dtype={offer.dtype} with {heads} KV heads is none of {self}'
-      )
-    if not 0 <= start < stop <= self.num_layers:
-      raise ValueError(f'layers={offer.layers} of {self.num_layers}')
-
-
-@dataclass(frozen=True)
-class _Offered:
-  """A part that another process would send."""
-
-  number: int
-  layers: tuple[int, int]
-  dtype: str
-  shapes: tuple[tuple[int, ...], ...]
-  total: int | None
-  note: Mapping[str, Any]
-
-  @classmethod
-  def of(cls, message: Mapping[str, Any]) -> '_Offered':
-    """Raises ValueError if the message offers nothing."""
-    try:
-      start, stop = map(int, message['layers'])
-      shapes = tuple(tuple(map(int, shape)) for shape in message['shapes'])
-      total = None if message['total'] is None else int(message['total'])
-      number, dtype = int(message['number']), str(message['dtype'])
-      note = dict(message['note'])
-    except (KeyError, TypeError, ValueError) as error:
-      raise ValueError(f'no offer: {error!r}') from error
-    return cls(number, (start, stop), dtype, shapes, total, note)
-
-  def num_bytes(self, dtype: np.dtype) -> int:
-    return sum(math.prod(shape) for shape in self.shapes) * dtype.itemsize
 
 
 class Landing:
@@ -185,8 +120,7 @@ class Landing:
         self._strangers.pop(channel, None)
       inlet = self._mover.inlet()
       while True:
-        offer = _Offered.of(channel.receive(IDLE_S))
-        channel.send(self._answer(offer, channel, inlet))
+        channel.send({'answers': self._answers(channel, inlet)})
     except (OSError, ValueError):
       pass  # the sender learns it by the end of the connection
     finally:
@@ -210,51 +144,108 @@ class Landing:
     if error:
       raise ValueError(error)
 
-  def _answer(
-    self, offer: _Offered, channel: Channel, inlet: Inlet
-  ) -> dict[str, Any]:
-    """Takes an offered part, or says why not.
+  def _answers(self, channel: Channel, inlet: Inlet) -> list[dict[str, Any]]:
+    """Takes the parts that a message offers, or says why not.
 
     Raises:
-      ValueError: it is no part of this KVCache: that ends the connection.
+      ValueError: one is no part of this KVCache: that ends the connection.
     """
-    self._shape.check(offer)
-    if offer.number == GREETING:
-      self._fetch(offer, channel, inlet)
-      return {'status': 'landed'}
-    num_bytes = offer.num_bytes(self._shape.dtype)
-    if not self._arrivals.wants(offer.number):
-      inlet.skip(offer.note, num_bytes, channel)
-      return _refused('nobody waits for it any more')
-    # Its sender waits no longer.
-    if not self._arrivals.room(num_bytes, self._spec.stall_s):
-      raise ConnectionAbortedError('closed, or no room')
+    message = channel.receive(IDLE_S)
+    offers = [Offered.of(each) for each in message.get('parts') or ()]
+    for offer in offers:
+      self._shape.check(offer)
+    note = dict(message.get('note') or {})
+    taking = _Taking(
+      self._spec.stall_s,
+      self._shape.dtype,
+      self._arrivals,
+      note,
+      channel,
+      inlet,
+    )
+    for offer in offers:
+      taking.take(offer)
+    taking.fetch()
+    return taking.answers
+
+
+class _Taking:
+  """Of one message: parts that are fetched together while there is room."""
+
+  def __init__(
+    self,
+    stall_s: float,
+    dtype: np.dtype,
+    arrivals: Arrivals,
+    note: Mapping[str, Any],
+    channel: Channel,
+    inlet: Inlet,
+  ):
+    self._stall_s = stall_s
+    self._dtype = dtype
+    self._arrivals = arrivals
+    self._note = note
+    self._channel = channel
+    self._inlet = inlet
+    self._waiting: list[Offered] = []  # for which room was taken
+    self._first = 0  # of the arrays not yet fetched or skipped
+    self.answers: list[dict[str, Any]] = []
+
+  def take(self, offer: Offered) -> None:
+    """Takes room for a part, or skips one that nobody wants."""
+    num_bytes, arrivals = offer.num_bytes(self._dtype), self._arrivals
+    if offer.number != GREETING and not arrivals.wants(offer.number):
+      self.fetch()
+      self._inlet.skip(num_bytes, self._channel)
+      self._first += len(offer.shapes)
+      self.answers.append(_refused('nobody waits for it any more'))
+      return
+    if not self._joins or not arrivals.room(num_bytes, 0.0):
+      self.fetch()
+      # Its sender waits no longer.
+      if not arrivals.room(num_bytes, self._stall_s):
+        raise ConnectionAbortedError('closed, or no room')
+    self._waiting.append(offer)
+
+  @property
+  def _joins(self) -> bool:
+    """Whether one more may wait without those before it having come."""
+    return not self._waiting or self._inlet.joins
+
+  def fetch(self) -> None:
+    """Brings the parts that wait, and hands them over."""
+    offers, self._waiting = self._waiting, []
+    if not offers:
+      return
+    arrays = [offer.empty(self._dtype) for offer in offers]
+    into = [array for each in arrays for array in each]
+    left = [offer.num_bytes(self._dtype) for offer in offers]
     try:
-      part = self._fetch(offer, channel, inlet)
-    except BaseException as error:
-      self._arrivals.give_back(num_bytes)
-      if isinstance(error, ChecksumError):
-        return _refused(str(error))
+      self._inlet.fetch(
+        self._note, self._first, into, self._channel, self._stall_s
+      )
+      self._first += len(into)
+      for offer, slices in zip(offers, arrays):
+        self.answers.append(self._landed(offer, tuple(slices), left.pop(0)))
+    except BaseException:
+      for num_bytes in left:
+        self._arrivals.give_back(num_bytes)
       raise
-    self._arrivals.landed(offer.number, part)
+
+  def _landed(
+    self, offer: Offered, slices: tuple[np.ndarray, ...], num_bytes: int
+  ) -> dict[str, str]:
+    part = Part(*offer.layers, slices, offer.total)
+    try:
+      verify(part, f'arrival {offer.number}')
+    except ChecksumError as error:
+      self._arrivals.give_back(num_bytes)
+      return _refused(str(error))
+    if offer.number == GREETING:
+      self._arrivals.give_back(num_bytes)
+    else:
+      self._arrivals.landed(offer.number, part._replace(total=None))
     return {'status': 'landed'}
-
-  def _fetch(self, offer: _Offered, channel: Channel, inlet: Inlet) -> Part:
-    """Brings the bytes into memory of their own.
-
-    Raises:
-      ChecksumError: they are not what was sent.
-    """
-    arrays = [_empty(shape, self._shape.dtype) for shape in offer.shapes]
-    inlet.fetch(offer.note, arrays, channel, self._spec.stall_s)
-    part = Part(*offer.layers, tuple(arrays), offer.total)
-    verify(part, f'arrival {offer.number}')
-    return part._replace(total=None)
-
-
-def _empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-  num_bytes = math.prod(shape) * dtype.itemsize
-  return aligned(num_bytes).view(dtype).reshape(shape)
 
 
 def _refused(error: str) -> dict[str, str]:

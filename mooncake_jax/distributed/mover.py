@@ -37,9 +37,12 @@ class Outlet(Protocol):
   """The sending end of one connection."""
 
   def offer(
-    self, arrays: Sequence[np.ndarray]
+    self, arrays: Sequence[np.ndarray], hold_s: float
   ) -> AbstractContextManager[Offer]:
-    """Keeps the arrays' bytes where they can be fetched, for the context."""
+    """Keeps the arrays' bytes where they can be fetched, for the context.
+
+    If that ends by an error, for `hold_s` longer: they may be read just then.
+    """
     ...
 
   @property
@@ -51,16 +54,23 @@ class Outlet(Protocol):
 
 
 class Inlet(Protocol):
-  """The receiving end of one connection."""
+  """The receiving end of one connection.
+
+  Attributes:
+    joins: whether it is quicker to fetch many arrays at once.
+  """
+
+  joins: bool
 
   def fetch(
     self,
     note: Mapping[str, Any],
+    first: int,
     into: Sequence[np.ndarray],
     channel: Channel,
     stall_s: float,
   ) -> None:
-    """Brings offered bytes into arrays.
+    """Brings offered arrays, from the `first` of the offer on.
 
     Raises:
       OSError: they did not come, within `stall_s` where nothing moves.
@@ -68,10 +78,8 @@ class Inlet(Protocol):
     """
     ...
 
-  def skip(
-    self, note: Mapping[str, Any], num_bytes: int, channel: Channel
-  ) -> None:
-    """Leaves an offer be."""
+  def skip(self, num_bytes: int, channel: Channel) -> None:
+    """Leaves the next bytes of an offer be."""
     ...
 
   def close(self) -> None: ...

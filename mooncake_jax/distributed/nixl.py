@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes by NIXL (UCX): the receiver reads the sender's registered memory.
 
-Offered bytes are copied into one registered buffer a connection, which stays
-as long as the connection does; its description goes to the other side with
-the first offer after it was made. What is read lands in the arrays that the
-caller keeps, registered for the time of the read (30 to 80 us).
+Arrays are read where they lie, and land in arrays that the caller keeps; both
+are registered for the time of the read (6 us each), and their description (2
+us, 424 bytes) goes with each offer. NIXL can't forget single descriptions of
+another agent's memory: where one is out of date, or they are many, it forgets
+the agent and meets it anew (10 ms).
+
+Who gives a read up keeps its arrays until the read has ended; who gives an
+offer up keeps its arrays for as long as a read of them may take. A read whose
+offer was given up meanwhile does not count.
 
 Nothing goes on in UCX but when it is called: a thread of NIXL's own that does
 so takes a quarter of a core, day and night. So the sender calls it while its
@@ -14,13 +19,13 @@ NIXL comes without torch in the wheel `nixl-cu12`. Importing it and making an
 agent takes 0.8 s.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import field
 import os
 from pathlib import Path
 import threading
@@ -30,7 +35,6 @@ from typing import Any
 import numpy as np
 
 from mooncake_jax.distributed.channel import Channel
-from mooncake_jax.distributed.channel import raw_views
 from mooncake_jax.distributed.mover import Inlet
 from mooncake_jax.distributed.mover import Offer
 from mooncake_jax.distributed.mover import Outlet
@@ -40,18 +44,38 @@ from mooncake_jax.distributed.spec import MoverName
 # UCX's module for them a process ends by a segmentation fault (NIXL 1.5.1), so
 # it is left out where it has nothing to do.
 INFINIBAND = Path('/sys/class/infiniband')
-LEAST_BUFFER_BYTES = 1 << 20
+MAX_KNOWN = 4096  # arrays of another agent
+Places = Sequence[tuple[int, int]]  # addresses and bytes
 SPIN_S = 5e-4  # a read of a few MiB has ended by then
 LOOK_EVERY_S = 0.01  # whether the other side is still there
+
+
+@dataclass(eq=False)
+class _Peer:
+  """Another agent. What was described of it is known until it is forgotten."""
+
+  known: set[tuple[int, int]] = field(default_factory=set)
+  num_inlets: int = 0
+  num_reads: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class _Read:
   """A read under way: it may write into the arrays until it has ended."""
 
+  peer: str
   xfer: Any
   into: Sequence[np.ndarray]
-  handles: Sequence[Any]
+  handle: Any
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+  """An offer that was given up: it may be read for a while."""
+
+  until_s: float
+  arrays: Sequence[np.ndarray]
+  handle: Any
 
 
 class NixlMover:
@@ -71,7 +95,8 @@ class NixlMover:
 
     self.lock = threading.RLock()
     self.abandoned: list[_Read] = []  # their callers gave up
-    self._inlets: Counter[str] = Counter()
+    self.held: list[_Held] = []
+    self._peers: dict[str, _Peer] = {}
     config = api.nixl_agent_config(
       False, False, backends=['UCX'], sync_mode=_strict(api)
     )
@@ -87,19 +112,24 @@ class NixlMover:
     """Lets go of the agent, and with it of all reads."""
     del self.agent
 
-  def meet(self, description: bytes, is_new: bool) -> str:
-    """Takes in what another agent has registered; returns its name."""
+  def meet(self, description: bytes) -> str:
+    """Takes in another agent's first description; returns its name.
+
+    Raises:
+      ValueError: it is none.
+    """
     with self.lock:
-      name = self.agent.add_remote_agent(description)
-      name = name.decode() if isinstance(name, bytes) else name
-      self._inlets[name] += is_new
+      name = self._add(description)
+      self._peers.setdefault(name, _Peer()).num_inlets += 1
       return name
 
   def part(self, peer: str) -> None:
     """An inlet from that agent is closed; with the last one it is forgotten."""
     with self.lock:
-      self._inlets[peer] -= 1
-      if not self._inlets[peer]:
+      known = self._peers[peer]
+      known.num_inlets -= 1
+      if not known.num_inlets:
+        del self._peers[peer]
         self.agent.remove_remote_agent(peer)
 
   def progress(self) -> None:
@@ -107,27 +137,54 @@ class NixlMover:
     with self.lock:
       self.agent.get_new_notifs()
 
-  def register(self, array: np.ndarray) -> Any:
-    place = (array.ctypes.data, array.nbytes, 0, '')
+  def register(self, arrays: Sequence[np.ndarray]) -> Any:
+    places = [(a.ctypes.data, a.nbytes, 0, '') for a in arrays]
     with self.lock:
-      return self.agent.register_memory([place], 'DRAM')
+      return self.agent.register_memory(places, 'DRAM')
 
   def deregister(self, handle: Any) -> None:
     with self.lock:
       self.agent.deregister_memory(handle)
 
-  def begin_read(self, peer: str, at: int, into: Sequence[np.ndarray]) -> _Read:
-    """Starts to read what is at an address of another agent; then `leave`.
+  def describe(self, handle: Any) -> bytes:
+    """What another agent must know to read what is registered."""
+    with self.lock:
+      return self.agent.get_partial_agent_metadata(handle, True, ['UCX'])
+
+  def hold(
+    self, arrays: Sequence[np.ndarray], handle: Any, hold_s: float
+  ) -> None:
+    """Keeps an offer that was given up, at least for so long."""
+    with self.lock:
+      self.held.append(_Held(time.monotonic() + hold_s, arrays, handle))
+
+  def release(self) -> None:
+    """Lets go of offers that were held long enough."""
+    with self.lock:
+      while self.held and self.held[0].until_s < time.monotonic():
+        self.deregister(self.held.pop(0).handle)
+
+  def begin_read(
+    self,
+    peer: str,
+    description: bytes,
+    places: Places,
+    into: Sequence[np.ndarray],
+  ) -> _Read:
+    """Starts to read what another agent describes; then `leave`.
 
     Raises:
       ConnectionError: there is nothing to read.
     """
-    handles = [self.register(array) for array in into]
+    handle = self.register(into)
     try:
-      return _Read(self._begun(peer, at, into), into, handles)
+      with self.lock:
+        self._know(peer, description, places)
+        read = _Read(peer, self._begun(peer, places, into), into, handle)
+        self._peers[peer].num_reads += 1
+        return read
     except Exception as error:  # NIXL's errors have no common base
-      for handle in handles:
-        self.deregister(handle)
+      self.deregister(handle)
       raise ConnectionError(f'no read from {peer}: {error!r}') from error
 
   def state(self, read: _Read) -> str:
@@ -151,69 +208,83 @@ class NixlMover:
         if self.state(read) != 'PROC':
           self.abandoned.remove(read)
           self.agent.release_xfer_handle(read.xfer)
-          for handle in read.handles:
-            self.deregister(handle)
+          self.deregister(read.handle)
+          if read.peer in self._peers:
+            self._peers[read.peer].num_reads -= 1
 
-  def _begun(self, peer: str, at: int, into: Sequence[np.ndarray]) -> Any:
-    here, there = [], []
-    for array in into:
-      here.append((array.ctypes.data, array.nbytes, 0))
-      there.append((at, array.nbytes, 0))
-      at += array.nbytes
-    with self.lock:
-      agent = self.agent
-      xfer = agent.initialize_xfer(
-        'READ',
-        agent.get_xfer_descs(here, 'DRAM'),
-        agent.get_xfer_descs(there, 'DRAM'),
-        peer,
-      )
-      agent.transfer(xfer)
-      return xfer
+  def _know(self, peer: str, description: bytes, places: Places) -> None:
+    """Takes in where another agent's arrays lie now."""
+    known = self._peers[peer]
+    is_much = len(known.known.union(places)) > MAX_KNOWN
+    try:
+      if is_much and not known.num_reads:
+        raise LookupError('too many are known')
+      self._add(description)
+    except Exception:  # something else lay there before
+      if known.num_reads:
+        raise
+      self.agent.remove_remote_agent(peer)
+      known.known.clear()
+      self._add(description)
+    known.known.update(places)
+
+  def _add(self, description: bytes) -> str:
+    name = self.agent.add_remote_agent(description)
+    return name.decode() if isinstance(name, bytes) else name
+
+  def _begun(
+    self, peer: str, places: Places, into: Sequence[np.ndarray]
+  ) -> Any:
+    here = [(array.ctypes.data, array.nbytes, 0) for array in into]
+    there = [(at, num_bytes, 0) for at, num_bytes in places]
+    agent = self.agent
+    xfer = agent.initialize_xfer(
+      'READ',
+      agent.get_xfer_descs(here, 'DRAM'),
+      agent.get_xfer_descs(there, 'DRAM'),
+      peer,
+    )
+    agent.transfer(xfer)
+    return xfer
 
 
 class _NixlOutlet:
-  """A registered buffer that the other side reads from."""
+  """Arrays that the other side reads where they lie."""
 
   def __init__(self, mover: NixlMover):
     self._mover = mover
-    self._buffer: np.ndarray | None = None
-    self._handle: Any = None
 
   @contextmanager
-  def offer(self, arrays: Sequence[np.ndarray]) -> Iterator[Offer]:
-    num_bytes = sum(array.nbytes for array in arrays)
-    news = self._grow(num_bytes)
-    buffer, at = self._buffer, 0
-    assert buffer is not None
-    for view in raw_views(arrays):
-      buffer[at : at + len(view)] = view
-      at += len(view)
-    yield Offer({'at': buffer.ctypes.data, **news})
+  def offer(
+    self, arrays: Sequence[np.ndarray], hold_s: float
+  ) -> Iterator[Offer]:
+    mover = self._mover
+    mover.release()
+    arrays = [*map(np.ascontiguousarray, arrays)]
+    handle = mover.register(arrays)
+    note = {
+      'agent': mover.describe(handle).hex(),
+      'places': [array.ctypes.data for array in arrays],
+    }
+    try:
+      yield Offer(note)
+    except BaseException:
+      mover.hold(arrays, handle, hold_s)
+      raise
+    mover.deregister(handle)
 
   @property
   def help(self) -> Callable[[], None]:
     return self._mover.progress
 
   def close(self) -> None:
-    if self._handle is not None:
-      self._mover.deregister(self._handle)
-    self._handle = self._buffer = None
-
-  def _grow(self, num_bytes: int) -> dict[str, str]:
-    """Makes room; returns what the other side must know of it."""
-    if self._buffer is not None and num_bytes <= len(self._buffer):
-      return {}
-    self.close()
-    size = max(LEAST_BUFFER_BYTES, 1 << (num_bytes - 1).bit_length())
-    self._buffer = np.zeros(size, np.uint8)  # touched: no page fault later
-    self._handle = self._mover.register(self._buffer)
-    with self._mover.lock:
-      return {'agent': self._mover.agent.get_agent_metadata().hex()}
+    """Has nothing of its own."""
 
 
 class _NixlInlet:
   """Reads what one other agent has registered."""
+
+  joins = True
 
   def __init__(self, mover: NixlMover):
     self._mover = mover
@@ -222,15 +293,24 @@ class _NixlInlet:
   def fetch(
     self,
     note: Mapping[str, Any],
+    first: int,
     into: Sequence[np.ndarray],
     channel: Channel,
     stall_s: float,
   ) -> None:
-    if 'agent' in note:
-      self._meet(bytes.fromhex(note['agent']))
-    if self._peer is None or not isinstance(note.get('at'), int):
-      raise ValueError('an offer without a place')
-    read = self._mover.begin_read(self._peer, note['at'], into)
+    try:
+      description = bytes.fromhex(note['agent'])
+      places = [int(at) for at in note['places'][first : first + len(into)]]
+    except (KeyError, TypeError, ValueError) as error:
+      raise ValueError(f'an offer without a place: {error!r}') from error
+    if len(places) != len(into):
+      raise ValueError(f'{len(places)} places of {len(into)}')
+    if self._peer is None:
+      self._peer = self._mover.meet(description)
+    sizes = [array.nbytes for array in into]
+    read = self._mover.begin_read(
+      self._peer, description, [*zip(places, sizes)], into
+    )
     try:
       has_come = self._wait(read, channel, stall_s)
     finally:
@@ -238,22 +318,16 @@ class _NixlInlet:
     if not has_come:
       raise ConnectionResetError(f'NIXL could not read from {self._peer}')
 
-  def skip(
-    self, note: Mapping[str, Any], num_bytes: int, channel: Channel
-  ) -> None:
-    if 'agent' in note:
-      self._meet(bytes.fromhex(note['agent']))
+  def skip(self, num_bytes: int, channel: Channel) -> None:
+    """What is not read is left."""
 
   def close(self) -> None:
     if self._peer is not None:
       self._mover.part(self._peer)
     self._peer = None
 
-  def _meet(self, description: bytes) -> None:
-    self._peer = self._mover.meet(description, is_new=self._peer is None)
-
   def _wait(self, read: '_Read', channel: Channel, stall_s: float) -> bool:
-    """Whether the bytes came."""
+    """Whether the bytes came, and the offer still stands."""
     begun_s = looked_s = time.perf_counter()
     while (state := self._mover.state(read)) == 'PROC':
       now_s = time.perf_counter()
@@ -263,7 +337,7 @@ class _NixlInlet:
         looked_s = now_s
         if channel.is_gone or now_s - begun_s > stall_s:
           return False
-    return state == 'DONE'
+    return state == 'DONE' and not channel.is_gone
 
 
 def _strict(api: Any) -> Any:

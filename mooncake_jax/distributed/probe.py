@@ -3,8 +3,10 @@
 
 import threading
 
+from mooncake_jax.backend import Replica
 from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.costs.links import measure_link
+from mooncake_jax.distributed.wire import GREETING
 from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.transfer.far import Job
 from mooncake_jax.transfer.far import JobLink
@@ -18,7 +20,7 @@ def measure_wire(wire: Wire, link: JobLink, part: Part) -> LinkSpeed:
   """Measures a wire by parts like this one, over all its connections.
 
   Args:
-    link: whose threads send.
+    link: the wire's, whose threads send.
 
   Raises:
     OSError: the other side did not take them.
@@ -29,9 +31,10 @@ def measure_wire(wire: Wire, link: JobLink, part: Part) -> LinkSpeed:
     job = Job(
       part.num_bytes,
       lambda: True,
-      lambda: wire.greet(part),
+      lambda: None,
       errors.append,
       ended.release,
+      (Replica(wire.name, GREETING, b''), part),
     )
     for _ in range(count):
       link.submit(job, 0)

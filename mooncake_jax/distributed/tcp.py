@@ -36,7 +36,7 @@ class _TcpOutlet:
   help = None
 
   def offer(
-    self, arrays: Sequence[np.ndarray]
+    self, arrays: Sequence[np.ndarray], hold_s: float
   ) -> AbstractContextManager[Offer]:
     return nullcontext(Offer(payload=raw_views(arrays)))
 
@@ -45,18 +45,19 @@ class _TcpOutlet:
 
 
 class _TcpInlet:
+  joins = False
+
   def fetch(
     self,
     note: Mapping[str, Any],
+    first: int,
     into: Sequence[np.ndarray],
     channel: Channel,
     stall_s: float,
   ) -> None:
     channel.fill(raw_views(into))
 
-  def skip(
-    self, note: Mapping[str, Any], num_bytes: int, channel: Channel
-  ) -> None:
+  def skip(self, num_bytes: int, channel: Channel) -> None:
     channel.skip(num_bytes)
 
   def close(self) -> None:

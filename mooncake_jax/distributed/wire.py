@@ -7,6 +7,7 @@ store returns when the other side has the bytes, checked.
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 import threading
 import time
@@ -25,7 +26,7 @@ from mooncake_jax.transfer.far import Layers
 from mooncake_jax.transfer.segment import Part
 from mooncake_jax.transfer.segment import with_checksum
 
-VERSION = 1
+VERSION = 2
 GREETING = -1  # the number of a part that is only to open the way
 
 
@@ -65,18 +66,22 @@ class Wire:
     Raises:
       OSError: it did not arrive, or nobody wants it.
     """
+    (error,) = self.store_all([(replica, part)])
+    if error is not None:
+      raise error
+
+  def store_all(
+    self, items: Sequence[tuple[Replica, Part]]
+  ) -> list[Exception | None]:
+    """Sends parts in one message; why each did not arrive, or None."""
     if self._spec.checksums:
-      part = with_checksum(part)
-    arrays = [np.asarray(array) for array in part.slices]
+      items = [(replica, with_checksum(part)) for replica, part in items]
     try:
-      answer = self._exchange(replica.replica_id, part, arrays)
-    except Exception:
+      answers = self._exchange(items)
+    except Exception as error:
       self._hang_up(threading.get_ident())
-      raise
-    if answer.get('status') != 'landed':
-      raise ConnectionRefusedError(
-        f'{self._to}: {answer.get("error", "no answer")}'
-      )
+      return [error] * len(items)
+    return [*map(self._refusal, answers)]
 
   def greet(self, part: Part) -> None:
     """Sends a part that nobody wants, so that the way is open for others.
@@ -116,22 +121,27 @@ class Wire:
       self._hang_up(thread)
 
   def _exchange(
-    self, number: int, part: Part, arrays: list[np.ndarray]
-  ) -> dict[str, Any]:
+    self, items: Sequence[tuple[Replica, Part]]
+  ) -> list[dict[str, Any]]:
     line = self._line()
-    with line.outlet.offer(arrays) as offer:
-      message = {
-        'number': number,
-        'layers': [part.start_layer, part.stop_layer],
-        'dtype': arrays[0].dtype.name,
-        'shapes': [array.shape for array in arrays],
-        'total': part.total,
-        'note': offer.note,
-      }
+    arrays = [np.asarray(array) for _, part in items for array in part.slices]
+    # The other side waits for room and then reads, either at most `stall_s`.
+    with line.outlet.offer(arrays, 2 * self._spec.stall_s) as offer:
+      parts = [_described(*item) for item in items]
+      message = {'parts': parts, 'note': offer.note}
       line.channel.send(message, offer.payload)
       if line.outlet.help is not None:
         self._help(line, line.outlet.help)
-      return line.channel.receive()
+      answers = line.channel.receive().get('answers', ())
+    if len(answers) != len(items):
+      raise ConnectionError(f'{self._to}: {len(answers)} of {len(items)}')
+    return answers
+
+  def _refusal(self, answer: dict[str, Any]) -> Exception | None:
+    if answer.get('status') == 'landed':
+      return None
+    error = answer.get('error', 'no answer')
+    return ConnectionRefusedError(f'{self._to}: {error}')
 
   def _help(self, line: '_Line', help_on: Callable[[], None]) -> None:
     """Until there is an answer; TimeoutError if none comes."""
@@ -139,7 +149,7 @@ class Wire:
     while (waited_s := time.perf_counter() - begun_s) < self._spec.stall_s:
       help_on()
       # Who waits longer looks less often, and spares a core.
-      if line.channel.has_news(min(max(waited_s / 4, 5e-5), 1e-3)):
+      if line.channel.has_news(min(max(waited_s / 2, 1e-4), 1e-3)):
         return
     raise TimeoutError(f'{self._to} did not answer')
 
@@ -183,6 +193,16 @@ class Wire:
     if line is not None:
       line.channel.close()
       line.outlet.close()
+
+
+def _described(replica: Replica, part: Part) -> dict[str, Any]:
+  return {
+    'number': replica.replica_id,
+    'layers': [part.start_layer, part.stop_layer],
+    'dtype': np.dtype(part.slices[0].dtype).name,
+    'shapes': [array.shape for array in part.slices],
+    'total': part.total,
+  }
 
 
 @dataclass(frozen=True)

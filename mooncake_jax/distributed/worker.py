@@ -20,8 +20,8 @@ from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.hands import Hands
 from mooncake_jax.distributed.holdings import holdings_of
 from mooncake_jax.distributed.landing import Landing
-from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.movers import make_mover
+from mooncake_jax.distributed.offers import PartShape
 from mooncake_jax.distributed.probe import measure_wire
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.wire import Wire

@@ -91,26 +91,21 @@ def write(
     Job(
       part.num_bytes,
       partial(book.begin, run),
-      partial(_write, run, book, tier, dst, part, check),
+      partial(_stored, run, book, tier, dst, part),
       lambda error: book.end(run, 'failed', describe(error)),
       left,
+      (dst, part),
+      check,
     ),
     run.work.priority,
   )
 
 
-def _write(
-  run: OpRun,
-  book: TransferBook,
-  tier: FarTier,
-  dst: Replica,
-  part: Part,
-  check: Callable[[], None],
+def _stored(
+  run: OpRun, book: TransferBook, tier: FarTier, dst: Replica, part: Part
 ) -> None:
-  """On the write link's thread: stores, then makes readable if still wanted."""
-  check()
+  """On the write link's thread: makes readable if still wanted."""
   layers = (part.start_layer, part.stop_layer)
-  tier.segment.store(dst, part)
   keep = partial(tier.segment.keep, dst, layers)
   if not book.commit(run, keep, part.num_bytes):
     tier.segment.forget(dst, layers)

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
+from typing import runtime_checkable
 
 from mooncake_jax.backend import Replica
 from mooncake_jax.request import BlockKey
@@ -20,7 +22,10 @@ from mooncake_jax.transfer.worker import LinkCount
 from mooncake_jax.transfer.worker import Worker
 
 Layers = tuple[int, int]
+Item = tuple[Replica, Part]
+StoreAll = Callable[[Sequence[Item]], list[Exception | None]]
 URGENT = -(1 << 30)  # deletions, which make room
+BATCH_ITEMS, BATCH_BYTES = 16, 4 << 20  # that are stored together
 
 
 class FarSegment(Protocol):
@@ -79,6 +84,15 @@ class FarSegment(Protocol):
   def close(self) -> None: ...
 
 
+@runtime_checkable
+class Batches(Protocol):
+  """Of a far segment that stores several parts quicker together."""
+
+  def store_all(self, items: Sequence[Item]) -> list[Exception | None]:
+    """Write link: `store` of each; why it failed, or None."""
+    ...
+
+
 class SharedSegment(FarSegment, Protocol):
   """A far segment that other processes write too, and that evicts itself."""
 
@@ -99,9 +113,11 @@ class Job:
 
   Attributes:
     begin: called first; False drops the job.
-    run: moves the bytes.
-    failed: called with what `run` raised.
+    run: moves the bytes; of a job with an `item`, called once that is stored.
+    failed: called with what `run` raised, or why the item is not stored.
     left: called when the source is no longer needed, whatever came.
+    item: what to store first, together with other jobs' items.
+    verify: called before that; raises where the item's bytes are not right.
   """
 
   num_bytes: int
@@ -109,6 +125,15 @@ class Job:
   run: Callable[[], None]
   failed: Callable[[Exception], None]
   left: Callable[[], None] = lambda: None
+  item: Item | None = None
+  verify: Callable[[], None] = lambda: None
+
+
+Joins = Callable[[list[Job], Job], bool]
+
+
+def _never(jobs: list[Job], job: Job) -> bool:
+  return False
 
 
 class JobLink:
@@ -119,10 +144,19 @@ class JobLink:
     name: str,
     on_crash: Callable[[str, BaseException], None],
     num_threads: int = 1,
+    store_all: StoreAll | None = None,
+    joins: Joins = _never,
   ):
+    """Starts the threads.
+
+    Args:
+      store_all: stores items; says of each why not, or None.
+      joins: see `Worker`.
+    """
     self.name = name
+    self._store_all = store_all
     self._worker: Worker[Job] = Worker(
-      name, self._serve, on_crash, num_threads=num_threads
+      name, self._serve, on_crash, joins, num_threads
     )
 
   @property
@@ -138,14 +172,59 @@ class JobLink:
     self._worker.close()
 
   def _serve(self, jobs: list[Job]) -> None:
-    for job in jobs:
+    live = [job for job in jobs if _may_go(job)]
+    items = [job.item for job in live if job.item is not None]
+    # Either all have one, or there is but one job.
+    errors = self._stored(items) if items else [None] * len(live)
+    for job, error in zip(live, errors):
       try:
-        if job.begin():
-          job.run()
-          self._worker.moved(job.num_bytes)
-      except Exception as error:
-        job.failed(error)
+        if error is not None:
+          raise error
+        job.run()
+        self._worker.moved(job.num_bytes)
+      except Exception as why:
+        job.failed(why)
+    for job in jobs:
       job.left()
+
+  def _stored(self, items: list[Item]) -> list[Exception | None]:
+    assert self._store_all is not None, self.name
+    try:
+      return self._store_all(items)
+    except Exception as error:
+      return [error] * len(items)
+
+
+def _joins(jobs: list[Job], job: Job) -> bool:
+  """Small items go in one message."""
+  if job.item is None or jobs[0].item is None or len(jobs) == BATCH_ITEMS:
+    return False
+  return sum(j.num_bytes for j in jobs) + job.num_bytes <= BATCH_BYTES
+
+
+def _may_go(job: Job) -> bool:
+  try:
+    if not job.begin():
+      return False
+    job.verify()
+  except Exception as error:
+    job.failed(error)
+    return False
+  return True
+
+
+def _ways_to_store(segment: FarSegment) -> tuple[StoreAll, Joins]:
+  if isinstance(segment, Batches):
+    return segment.store_all, _joins
+  return partial(_store_one, segment), _never
+
+
+def _store_one(
+  segment: FarSegment, items: Sequence[Item]
+) -> list[Exception | None]:
+  (item,) = items
+  segment.store(*item)
+  return [None]
 
 
 class FarTier:
@@ -161,7 +240,12 @@ class FarTier:
     """Starts the threads; of a segment that allows it, several write."""
     self.segment = segment
     self.read_bytes = ByteBudget(in_flight_bytes)
-    self.write_link = JobLink(f'{segment.name}-write', on_crash, num_writers)
+    self.write_link = JobLink(
+      f'{segment.name}-write',
+      on_crash,
+      num_writers,
+      *_ways_to_store(segment),
+    )
     self.read_link = JobLink(f'{segment.name}-read', on_crash)
 
   def drop(self, replicas: Iterable[Replica]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 import itertools
 import json
 import os
@@ -28,10 +27,10 @@ import numpy as np
 from mooncake_jax.backend import Replica
 from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.landing import Landing
-from mooncake_jax.distributed.landing import PartShape
 from mooncake_jax.distributed.mover import Mover
 from mooncake_jax.distributed.movers import make_mover
 from mooncake_jax.distributed.nixl import NixlMover
+from mooncake_jax.distributed.offers import PartShape
 from mooncake_jax.distributed.probe import measure_wire
 from mooncake_jax.distributed.spec import MoverName
 from mooncake_jax.distributed.spec import WireSpec
@@ -39,6 +38,8 @@ from mooncake_jax.distributed.wire import Wire
 from mooncake_jax.engine.device import WIRE_LINES
 from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.entries import aligned
+from mooncake_jax.transfer.far import FarTier
+from mooncake_jax.transfer.far import Item
 from mooncake_jax.transfer.far import Job
 from mooncake_jax.transfer.far import JobLink
 from mooncake_jax.transfer.host_memory import keep_freed_memory
@@ -221,10 +222,10 @@ def _bare_nixl(size: int) -> Iterator[Any]:
   made = _mover('nixl', 'bare-near')
   assert isinstance(made, NixlMover)
   into = np.zeros(MEMORY_BYTES, np.uint8)
-  handle = made.register(into)
+  handle = made.register([into])
   with _other('lie', str(size)) as ask:
     there = ask({})
-    peer = made.meet(bytes.fromhex(there['agent']), is_new=True)
+    peer = made.meet(bytes.fromhex(there['agent']))
     places = there['places']
 
     def seconds() -> float:
@@ -320,7 +321,7 @@ def _send(
   parts = [
     Part(0, 1, (b.view(np.float32).reshape(shape),)) for b in blocks(size)
   ]
-  link = JobLink('far', _crash, WIRE_LINES)
+  link = FarTier(wire, _crash, MEMORY_BYTES, WIRE_LINES).write_link
   for line in sys.stdin:
     question = json.loads(line)
     if question.get('measure'):
@@ -329,15 +330,23 @@ def _send(
     some = parts[: question['count']]
     replica = Replica(wire.name, question['number'], b'')
     begun_s = time.perf_counter()
-    _send_all(link, [partial(wire.store, replica, part) for part in some])
+    _send_all(link, [(replica, part) for part in some])
     _tell({'seconds': (time.perf_counter() - begun_s) / len(some)})
 
 
-def _send_all(link: JobLink, sends: list[Callable[[], None]]) -> None:
+def _send_all(link: JobLink, items: list[Item]) -> None:
   done = threading.Semaphore(0)
-  for send in sends:
-    link.submit(Job(0, lambda: True, send, _raise, done.release), 0)
-  for _ in sends:
+  for item in items:
+    job = Job(
+      item[1].num_bytes,
+      lambda: True,
+      lambda: None,
+      _raise,
+      done.release,
+      item,
+    )
+    link.submit(job, 0)
+  for _ in items:
     assert done.acquire(timeout=30)
 
 
@@ -347,7 +356,7 @@ def _lie(size: int) -> None:
   assert isinstance(made, NixlMover)
   some = blocks(size)
   for block in some:
-    made.register(block)
+    made.register([block])
   threading.Thread(target=_progress, args=(made,), daemon=True).start()
   for _ in sys.stdin:
     agent = made.agent.get_agent_metadata().hex()

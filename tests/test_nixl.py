@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL's own: what other agents' memory is known, read, and given up."""
+
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_jax.distributed.channel import Channel
+from mooncake_jax.distributed.nixl import NixlMover
+from wire_pieces import ends
+from wire_pieces import Got
+from wire_pieces import part
+from wire_pieces import send
+
+
+def test_what_a_read_left_behind_goes_with_the_next_that_ends():
+  """Its memory stays as long as the read may write there, and no longer."""
+  pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
+  here, there = [NixlMover(f'{e}-{time.time()}', 'lo') for e in 'rs']
+  server = socket.create_server(('127.0.0.1', 0))
+  channel = Channel.to(server.getsockname(), 2.0)
+  inlet, outlet = here.inlet(), there.outlet()
+  sent, into = [np.arange(9.0)], [np.zeros(9)]
+  with outlet.offer(sent, 1.0) as offer:
+    with pytest.raises(OSError, match='could not read'):  # nobody helps
+      inlet.fetch(offer.note, 0, into, channel, 0.1)
+    assert len(here.abandoned) == 1
+    done = threading.Event()
+
+    def help_on():
+      while not done.wait(1e-4):
+        there.progress()
+
+    helper = threading.Thread(target=help_on)
+    helper.start()
+    try:
+      for _ in range(2):
+        inlet.fetch(offer.note, 0, into, channel, 10.0)
+    finally:
+      done.set()
+      helper.join()
+  np.testing.assert_array_equal(into[0], sent[0])
+  assert not here.abandoned
+  for each in (inlet, outlet, channel, server, here, there):
+    each.close()
+
+
+def test_other_agents_arrays_are_forgotten_when_they_are_many(
+  monkeypatch,
+):
+  pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
+  monkeypatch.setattr('mooncake_jax.distributed.nixl.MAX_KNOWN', 3)
+  two = [NixlMover(f'{e}-{time.time()}', 'lo') for e in 'ab']
+  with ends(two) as (wire, arrivals, _):
+    kept = [part(seed=seed) for seed in range(10)]
+    for seed, each in enumerate(kept):
+      got = Got(arrivals, seed)
+      send(wire, seed, each)
+      np.testing.assert_array_equal(got.parts[0].slices[0], each.slices[0])
+    assert all(len(peer.known) <= 3 for peer in two[1]._peers.values())
+  for each in two:
+    each.close()
+
+
+def test_a_read_whose_offer_was_given_up_does_not_count():
+  """Its arrays stay for a while, for the read may be under way."""
+  pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
+  here, there = [NixlMover(f'{e}-{time.time()}', 'lo') for e in 'rs']
+  server = socket.create_server(('127.0.0.1', 0))
+  channel = Channel.to(server.getsockname(), 2.0)
+  sender, _ = server.accept()
+  inlet, outlet = here.inlet(), there.outlet()
+  done = threading.Event()
+  sent, into = [np.arange(9.0)], [np.zeros(9)]
+
+  def help_on():
+    while not done.wait(1e-4):
+      there.progress()
+
+  helper = threading.Thread(target=help_on)
+  helper.start()
+  try:
+    with pytest.raises(TimeoutError):
+      with outlet.offer(sent, 0.2) as offer:
+        raise TimeoutError('no answer')
+    assert len(there.held) == 1
+    sender.close()
+    with pytest.raises(OSError, match='could not read'):
+      inlet.fetch(offer.note, 0, into, channel, 5.0)
+    time.sleep(0.25)
+    with outlet.offer(sent, 0.2):
+      assert not there.held
+  finally:
+    done.set()
+    helper.join()
+  for each in (inlet, outlet, channel, server, here, there):
+    each.close()
