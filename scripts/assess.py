@@ -58,8 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     (out / 'assessment.json').write_text(text + '\n')
     (out / 'operative_config.gin').write_text(operative)
     (out / 'report.html').write_text(assessment_page(found, operative, about))
-  print(told(found))
-  print(f'\nresults: {out}, open {out / "report.html"}')
+    print(told(found))
+    print(f'\nresults: {out}, open {out / "report.html"}')
   return 0
 
 

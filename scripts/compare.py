@@ -40,12 +40,25 @@ Run = tuple[list[RequestRecord], Summary]
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
   parser.add_argument('runs', nargs='+', metavar='FOLDER[,FOLDER...]')
-  parser.add_argument('--out', type=Path, default=Path('compare.html'))
+  parser.add_argument(
+    '--out', type=Path, help='default: compare.html in the last FOLDER'
+  )
   args = parser.parse_args(argv)
   with one_line_errors():
     systems = {text: [*map(Path, text.split(','))] for text in args.runs}
     runs = {name: [*map(_read, of)] for name, of in systems.items()}
     configs = {name: config_of(of[0]) for name, of in systems.items()}
+    out = args.out or [*systems.values()][-1][0] / 'compare.html'
+    _tell(runs, configs, out)
+  return 0
+
+
+def _tell(
+  runs: Mapping[str, Sequence[Run]],
+  configs: Mapping[str, Mapping[str, str]],
+  out: Path,
+) -> None:
+  """In words, tables and plots."""
   firsts = {_short(name): of[0] for name, of in runs.items()}
   _tell_configs(configs)
   print(comparison({name: summary for name, (_, summary) in firsts.items()}))
@@ -53,9 +66,8 @@ def main(argv: list[str] | None = None) -> int:
   records = {name: found for name, (found, _) in firsts.items()}
   for name, share in same_tokens(records).items():
     print(f'tokens as in the first run: {name} {share:.3f}')
-  args.out.write_text(comparison_page(' · '.join(firsts), firsts))
-  print(f'\nplots: {args.out}')
-  return 0
+  out.write_text(comparison_page(' · '.join(firsts), firsts))
+  print(f'\nplots: {out}')
 
 
 def _read(folder: Path) -> Run:
@@ -82,7 +94,7 @@ def config_of(folder: Path) -> dict[str, str]:
 
 def bindings_of(source: gin_source.Source) -> dict[str, str]:
   """The value of each binding, as a gin file writes it."""
-  return {each.name: gin_source.written(each.value) for each in source.bindings}
+  return {each.name: repr(each.value) for each in source.bindings}
 
 
 def different(

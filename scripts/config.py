@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from pathlib import Path
+import re
 from typing import Any
 from typing import TypeVar
 
@@ -31,6 +32,10 @@ from scripts.gin_source import Source
 __all__ = ['ConfigError', 'load']
 
 T = TypeVar('T')
+# Which script takes a file that binds these.
+SCRIPTS = {'Assessment': 'scripts/assess.py', 'Sweep': 'scripts/sweep.py'}
+# How Python tells that parameters without a default were not given.
+_MISSING = re.compile(r'(\w+)(?:\.__init__)?\(\) missing \d+ \S+ .*?: (.*)')
 
 # First, so that includes are found from any folder: elsewhere gin takes
 # 'configs' for a package.
@@ -60,6 +65,7 @@ def load(
   extra = _command_line(bindings, source)
   gin_source.read_text(extra, COMMAND_LINE, source)
   _check(source.bindings)
+  _check_script(source.bindings, root)
   gin.clear_config()
   gin.parse_config_file(str(gin_source.find(path).resolve()))
   gin.parse_config(extra)
@@ -81,16 +87,33 @@ def _qualified(binding: str, source: Source) -> str:
     raise ConfigError(f'{COMMAND_LINE} {binding!r}: must read X.y=value')
   scope, slash, selector = name.strip().rpartition('/')
   first, dot, _ = selector.partition('.')
-  homes = [
-    name
-    for name, module in source.symbols.items()
-    # Its own module, not one that imports it.
-    if getattr(getattr(module, first, None), '__module__', '')
-    == getattr(module, '__name__', None)
-  ]
-  if dot and first not in source.symbols and len(homes) == 1:
-    selector = f'{homes[0]}.{selector}'
+  if dot and first not in source.symbols:
+    known = _homes(source)
+    if first not in known:
+      hint = nearest(first, [*source.symbols, *known])
+      raise ConfigError(f'{COMMAND_LINE}: {name.strip()}: no {first!r}{hint}')
+    if len(known[first]) == 1:
+      selector = f'{known[first][0]}.{selector}'
   return f'{scope}{slash}{selector} = {value.strip()}'
+
+
+def _homes(source: Source) -> dict[str, list[str]]:
+  """Imported modules by the public names that they define themselves."""
+  found: dict[str, list[str]] = {}
+  for home, module in source.symbols.items():
+    for name in gin_source.public_names(module):
+      defined_in = getattr(getattr(module, name), '__module__', '')
+      if defined_in == getattr(module, '__name__', None):
+        found.setdefault(name, []).append(home)
+  return found
+
+
+def _check_script(bindings: Sequence[Binding], root: Callable) -> None:
+  """A sweep or an assessment is no run, though it includes one."""
+  for binding in bindings:
+    name = binding.selector.rpartition('.')[2]
+    if name in SCRIPTS and name != root.__name__:
+      raise binding.error(f'this is for {SCRIPTS[name]}')
 
 
 def _check(bindings: Sequence[Binding]) -> None:
@@ -120,7 +143,7 @@ def _check_target(binding: Binding) -> Any:
     raise binding.error(what + nearest(binding.parameter, [*known]))
   hint = known[binding.parameter]
   if not gin_types.fits(binding.value, hint, binding):
-    value = gin_source.written(binding.value)
+    value = repr(binding.value)
     raise binding.error(f'{value} is not of type {gin_types.shown(hint)}')
   return target
 
@@ -155,12 +178,25 @@ def _build(root: Callable[..., T], path: str) -> T:
   try:
     return configured()
   except (OSError, TypeError, ValueError) as error:
-    raise ConfigError(f'{path}: {_first_line(error)}') from error
+    raise ConfigError(f'{path}: {_told(error)}') from error
 
 
-def _first_line(error: Exception) -> str:
+def _told(error: Exception) -> str:
   """The message without the call stack that gin appends to it."""
-  return str(error).strip().splitlines()[0]
+  line = str(error).strip().splitlines()[0]
+  missing = _MISSING.match(line)
+  if not isinstance(error, TypeError) or missing is None:
+    return line
+  names = missing[2].replace("'", '').replace(', and ', ' and ')
+  where = sorted(
+    {
+      str(path.parent.relative_to(gin_source.ROOT))
+      for path in (gin_source.ROOT / 'configs').glob('*/*.gin')
+      if f'{missing[1]}.' in path.read_text()
+    }
+  )
+  hint = f', or include a file of {where[0]}' if len(where) == 1 else ''
+  return f'{missing[1]}: bind {names}{hint}'
 
 
 def _check_all_used(bindings: Sequence[Binding]) -> None:
@@ -173,7 +209,20 @@ def _check_all_used(bindings: Sequence[Binding]) -> None:
       for (scope, name), values in gin_config._OPERATIVE_CONFIG.items()
       if f'{scope}/'.startswith(f'{_scope(binding)}/') or not _scope(binding)
     ):
-      raise binding.error('bound, but nothing that is built uses it')
+      raise binding.error(
+        f'bound, but nothing that is built uses it{_meant(binding, bindings)}'
+      )
+
+
+def _meant(binding: Binding, bindings: Sequence[Binding]) -> str:
+  """Of a name without a dot: the parameter that is called so, or nearly."""
+  if binding.parameter:
+    return ''
+  known = {b.parameter: b.name for b in bindings if b.parameter}
+  close = nearest(binding.selector, known)
+  for parameter, name in known.items():
+    close = close.replace(f"'{parameter}'", f'{name!r}')
+  return close
 
 
 def _called_later(bindings: Sequence[Binding]) -> set[str]:

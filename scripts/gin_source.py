@@ -5,6 +5,7 @@ gin's own parser is used, with a delegate that keeps references as data, so
 that every name can be looked up, with a good message, before gin acts on it.
 """
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import difflib
 import importlib
 from pathlib import Path
 import pkgutil
+import re
+import sys
 from tokenize import TokenError
 from typing import Any
 
@@ -34,6 +37,9 @@ class Reference:
   name: str
   evaluate: bool
 
+  def __repr__(self) -> str:
+    return f'@{self.name}{"()" if self.evaluate else ""}'
+
   @property
   def selector(self) -> str:
     return self.name.rsplit('/', 1)[-1]
@@ -44,6 +50,9 @@ class Macro:
   """`%NAME`."""
 
   name: str
+
+  def __repr__(self) -> str:
+    return f'%{self.name}'
 
 
 @dataclass(frozen=True)
@@ -92,10 +101,11 @@ def place(file: str, line: int) -> str:
   return file if file == COMMAND_LINE else f'{file}:{line}'
 
 
-def nearest(name: str, options: Iterator[str] | list[str]) -> str:
-  """' (nearest: x)' with the option most like `name`, or nothing."""
-  close = difflib.get_close_matches(name, list(options), 1, 0.0)
-  return f'; nearest: {close[0]!r}' if close else ''
+def nearest(name: str, options: Iterable[str]) -> str:
+  """'; nearest: x' with the option like `name`, or nothing if none is."""
+  folded = {option.casefold(): option for option in options}
+  close = difflib.get_close_matches(name.casefold(), folded, 1, 0.5)
+  return f'; nearest: {folded[close[0]]!r}' if close else ''
 
 
 def public_names(thing: Any) -> list[str]:
@@ -117,15 +127,6 @@ def resolve(selector: str, symbols: Mapping[str, Any]) -> Any:
   return thing
 
 
-def written(value: Any) -> str:
-  """A bound value as a gin file has it."""
-  if isinstance(value, Reference):
-    return f'@{value.name}{"()" if value.evaluate else ""}'
-  if isinstance(value, Macro):
-    return f'%{value.name}'
-  return repr(value)
-
-
 class _AsData(config_parser.ParserDelegate):
   def configurable_reference(self, scoped_configurable_name, evaluate):
     return Reference(scoped_configurable_name, evaluate)
@@ -134,8 +135,18 @@ class _AsData(config_parser.ParserDelegate):
     return Macro(macro_name)
 
 
-def _import(where: str, statement: config_parser.ImportStatement) -> Any:
-  """The module that the statement binds a name to."""
+def _import(
+  where: str, statement: config_parser.ImportStatement, stack: tuple[Path, ...]
+) -> Any:
+  """The module that the statement binds a name to.
+
+  It may lie beside a file of `stack`, or where the user is. These come last:
+  no file there stands in for one that is installed.
+  """
+  folders = [str(path.resolve().parent) for path in reversed(stack)]
+  for folder in (*folders, str(Path.cwd())):
+    if folder not in sys.path:
+      sys.path.append(folder)
   try:
     module = importlib.import_module(statement.module)
   except ModuleNotFoundError as error:
@@ -165,20 +176,43 @@ def find(path: str | Path) -> Path:
   for candidate in (Path(path), ROOT / path):
     if candidate.is_file():
       return candidate
-  folder = (ROOT / path).parent
-  files = [p.name for p in folder.glob('*.gin')]
-  raise ConfigError(f'{path}: no such file{nearest(Path(path).name, files)}')
+  raise ConfigError(f'{path}: no such file{_nearest_config(Path(path))}')
 
 
-def _statements(text: str, name: str) -> Iterator[Any]:
+def _nearest_config(path: Path) -> str:
+  """Of the same name in `configs`, or like it in the folder that is meant."""
+  own = [each.name for each in (ROOT / path).parent.glob('*.gin')]
+  if close := path.suffix and nearest(path.name, own):
+    return close
+  known = sorted((ROOT / 'configs').glob('**/*.gin'))
+  found = [each for each in known if each.stem == path.stem]
+  if found:
+    return f'; nearest: {str(found[0].relative_to(ROOT))!r}'
+  return nearest(str(path), (str(each.relative_to(ROOT)) for each in known))
+
+
+def statements(text: str, name: str) -> Iterator[Any]:
+  """What a gin file says; references and macros stay data.
+
+  Raises:
+    ConfigError: it does not read as gin.
+  """
   parser = config_parser.ConfigParser(text, _AsData())
   try:
     yield from parser
   except (SyntaxError, TokenError, ValueError) as error:
     if isinstance(error, ConfigError):
       raise
-    line = str(error).strip().splitlines()[0]
-    raise ConfigError(f'{name}: {line}') from None
+    raise ConfigError(_what_is_wrong(error, name)) from None
+
+
+def _what_is_wrong(error: Exception, name: str) -> str:
+  """gin tells a word without quotes as a node of Python's syntax tree."""
+  word = re.search(r"Failed to parse token '([A-Za-z_]\w*)'", str(error))
+  if word and isinstance(error, SyntaxError):
+    where, said = place(name, error.lineno or 0), (error.text or '').strip()
+    return f"{where}: {said}: text needs quotes: '{word[1]}'"
+  return f'{name}: {str(error).strip().splitlines()[0]}'
 
 
 def read(path: str | Path, source: Source, stack: tuple[Path, ...] = ()):
@@ -210,7 +244,7 @@ def read_text(
   """Appends what `text` says to `source`; `name` stands in messages."""
   symbols: dict[str, Any] = {}
   begun = False
-  for statement in _statements(text, name):
+  for statement in statements(text, name):
     line = statement.location.line_num
     where = place(name, line)
     match statement:
@@ -221,7 +255,7 @@ def read_text(
         begun = True
       case config_parser.ImportStatement():
         bound = statement.bound_name()
-        symbols[bound] = _import(where, statement)
+        symbols[bound] = _import(where, statement, stack)
         source.imports[bound] = statement.format()
       case config_parser.BindingStatement():
         scope, selector, parameter, value, _ = statement

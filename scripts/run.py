@@ -5,14 +5,18 @@
     [--parquet] [--resume]
 
 Prints a progress bar and a table, and leaves the results folder in DIR, or in
-results/NAME. The exit status is 2 for a mistake in the configuration, 1 for
-anything that the run then meets, and 143 if SIGTERM ended it: with --resume the
-same command goes on (see scripts/resuming.py), begins where nothing was begun,
-and does nothing where all is done.
+results/NAME, or with --bind in results/NAME-y=z, beside what it varies. The
+exit status is 2 for a mistake in the configuration, 1 for anything that the run
+then meets, and 143 if SIGTERM ended it: with --resume the same command goes on
+(see scripts/resuming.py), begins where nothing was begun, and does nothing
+where all is done.
 """
 
 import argparse
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
+import re
 import sys
 
 from mooncake_jax.report.parquet import require_pyarrow
@@ -25,6 +29,8 @@ from scripts.experiment import Experiment
 from scripts.running import folder_of
 from scripts.running import run
 
+LONGEST_NAME = 80  # of a folder's; some file systems take 255 bytes
+
 
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
@@ -32,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     '--bind', action='append', default=[], metavar='X.y=z', help='comes last'
   )
-  parser.add_argument('--out', type=Path, help='default: results/NAME')
+  parser.add_argument('--out', type=Path, help='default: results/NAME[-y=z]')
   parser.add_argument(
     '--parquet', action='store_true', help='records.parquet besides'
   )
@@ -40,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     '--resume', action='store_true', help='go on with what DIR holds'
   )
   args = parser.parse_args(argv)
-  out = args.out or Path('results') / Path(args.config).stem
+  out = args.out or Path('results') / name_of(args.config, args.bind)
   with one_line_errors():
     if args.parquet:
       require_pyarrow()  # Known before the run, not after it.
@@ -62,6 +68,19 @@ def main(argv: list[str] | None = None) -> int:
       folder = folder_of(out, name)
       write_parquet(folder / 'records.parquet', outcome.records)
   return 0
+
+
+def name_of(config: str, bindings: Sequence[str]) -> str:
+  """The file's, and what differs from it: 'sim_cpp-chunk_tokens=1024'."""
+  differences = [binding.partition('=') for binding in bindings]
+  found = '-'.join(
+    f'{name.strip().rpartition(".")[2]}={value.strip()}'
+    for name, _, value in differences
+  )
+  safe = re.sub(r'[^\w.=@+-]+', '_', found.replace("'", '').replace('"', ''))
+  if len(safe) > LONGEST_NAME:
+    safe = f'{safe[:LONGEST_NAME]}-{sha256(found.encode()).hexdigest()[:8]}'
+  return '-'.join(filter(None, (Path(config).stem, safe)))
 
 
 if __name__ == '__main__':

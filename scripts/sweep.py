@@ -43,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
   with one_line_errors():
     sweep = read_sweep(args.config, args.over, args.bind, args.show, args.mode)
     rows = run_sweep(sweep, out, _runner(args), again=args.again)
-  title = f'{sweep.run}, {len(rows)} runs in {out}'
-  Console(width=200).print(printed(rows, sweep.show, title))
+    title = f'{sweep.run}, {len(rows)} runs in {out}'
+    Console(width=200).print(printed(rows, sweep.show, title))
   return 1 if any(row.reason for row in rows) else 0
 
 

@@ -100,6 +100,54 @@ def test_unknown_names_come_with_the_nearest(fails):
   assert "nearest: 'COUNT'" in fails('COUNT = 1\npieces.Root.limit = %CONT\n')
 
 
+@pytest.mark.parametrize(
+  'binding, wanted',
+  [
+    ('pieces.Root.mode=device', "Root.mode = device: text needs quotes: 'dev"),
+    ('num_token=1', "nothing that is built uses it; nearest: 'pieces.Inner.nu"),
+    ('inner.num_tokens=1', "inner.num_tokens: no 'inner'; nearest: 'Inner'"),
+    ('Root.policy=@my.own', "@my.own: 'my' is not imported"),
+  ],
+)
+def test_a_mistake_on_the_command_line_says_what_was_meant(
+  fails, binding, wanted
+):
+  assert wanted in fails(INNER + 'pieces.Inner.num_tokens = 1\n', binding)
+
+
+def test_what_is_not_bound_is_named(fails):
+  assert fails('pieces.Root.limit = 1\n').endswith('Root: bind inner')
+
+
+@pytest.mark.parametrize(
+  'path, wanted',
+  [
+    ('sim_cpp', "nearest: 'configs/run/sim_cpp.gin'"),
+    ('configs/run/overload.gin', "nearest: 'sim_overload.gin'"),
+    (
+      'configs/hardware/h100_x8.gin',
+      'ModelConfig: bind family, vocab_size.*'
+      'or include a file of configs/model',
+    ),
+    ('configs/assess/h100.gin', 'for scripts/assess.py'),
+    ('configs/sweep/overload.gin', 'for scripts/sweep.py'),
+  ],
+)
+def test_another_kind_of_file_is_told_what_it_is_for(path, wanted):
+  with pytest.raises(ConfigError, match=wanted):
+    load(path, (), Experiment)
+
+
+def test_a_module_may_lie_beside_the_file_that_imports_it(build, tmp_path):
+  (tmp_path / 'module_beside_a_run.py').write_text('def last(c): return c[-1]')
+  root, _ = build(
+    'import module_beside_a_run as own\n'
+    + INNER
+    + 'pieces.Root.policy = @own.last\n'
+  )
+  assert root.policy([1, 2]) == 2
+
+
 def test_unknown_modules_and_files_come_with_the_nearest(fails):
   message = fails('import mooncake_jax.sloo as slo\n')
   assert "'mooncake_jax.sloo'; nearest: 'mooncake_jax.slo'" in message

@@ -56,6 +56,15 @@ def test_the_operative_config_of_a_run_runs_again(tmp_path):
   ).read_text()
 
 
+def test_a_run_with_other_bindings_has_a_folder_of_its_own():
+  assert run.name_of(SIM, []) == Path(SIM).stem
+  base = run.name_of('a/sim.gin', ["X.policy='random'", 'Y.n = 1_000'])
+  assert base == 'sim-policy=random-n=1_000'
+  assert run.name_of('sim.gin', ['X.y=@a/b.c()']) == 'sim-y=@a_b.c_'
+  long = [run.name_of('sim.gin', [f'X.y={"9" * n}']) for n in (300, 301)]
+  assert len({*long}) == 2 and max(map(len, long)) < 120
+
+
 @pytest.mark.parametrize(
   'bind, status, wanted',
   [

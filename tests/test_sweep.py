@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from mooncake_jax.report.lines import line_panels
 from scripts import sweep as sweep_script
 from scripts.config import ConfigError
 from scripts.gin_source import ROOT
@@ -23,9 +24,12 @@ from scripts.sweeps import on_ray
 from scripts.sweeps import processes
 from scripts.sweeps import slurm
 from scripts.sweeps.grid import parse_axis
+from scripts.sweeps.grid import Point
 from scripts.sweeps.grid import points
 from scripts.sweeps.grid import Sweep
 from scripts.sweeps.sweep import run_sweep
+from scripts.sweeps.table import panels
+from scripts.sweeps.table import SweepRow
 
 SIM = 'configs/run/sim_conversation.gin'
 FEW = 'generate.conversation.num_requests=20'
@@ -109,6 +113,18 @@ def test_ranges_are_drawn_from(capsys):
 def test_an_axis_that_is_none_is_named(text):
   with pytest.raises(ConfigError, match='--over '):
     parse_axis(text)
+
+
+def test_an_axis_may_have_functions_beside_names():
+  name, values = parse_axis("X.y=[@my_eviction.mine, 'lru', None, (1, 2.5)]")
+  assert name == 'X.y' and values[1:] == ['lru', None, (1, 2.5)]
+  assert repr(values[0]) == '@my_eviction.mine'
+  drawn = panels(
+    [SweepRow(Point({'y': v}, (), 'a'), {'hit': 0.5}) for v in values], 'hit'
+  )
+  texts = ['@my_eviction.mine', 'lru', 'None', '(1, 2.5)']
+  assert [x for x, _ in drawn['']['']] == texts
+  line_panels(drawn, 'y', 'hit')
 
 
 def test_a_wrong_name_ends_the_sweep_before_it_begins(tmp_path, capsys):

@@ -25,6 +25,7 @@ from typing import Literal
 from scripts.config import ConfigError
 from scripts.config import load
 from scripts.experiment import Experiment
+from scripts.gin_source import statements
 
 Mode = Literal['grid', 'list', 'random']
 _RANGE = re.compile(r'(log_)?uniform\(([^,]+),([^,]+)\)')
@@ -113,13 +114,19 @@ def parse_axis(text: str) -> tuple[str, list[Any] | str]:
   name, equals, written = text.partition('=')
   if _RANGE.fullmatch(written.strip()):
     return name.strip(), written.strip()
-  try:
-    values = ast.literal_eval(written.strip()) if equals else None
-  except (SyntaxError, ValueError):
-    values = None
+  values = _read_values(written) if equals else None
   if not isinstance(values, list | tuple) or not values:
     raise ConfigError(f"--over {text!r}: must read 'X.y=[value, ...]'")
   return name.strip(), list(values)
+
+
+def _read_values(written: str) -> Any:
+  """As gin reads them: `@module.name` is a function or class."""
+  try:
+    (statement,) = statements(f'values = {written.strip()}', '--over')
+  except (ConfigError, ValueError):
+    return None
+  return getattr(statement, 'value', None)
 
 
 def points(sweep: Sweep) -> list[Point]:

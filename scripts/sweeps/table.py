@@ -70,6 +70,9 @@ def panels(rows: Sequence[SweepRow], figure: str) -> Panels:
   """A line for each value of the second axis, a panel for the others'."""
   found: dict[str, dict[str, list[tuple[Any, float]]]] = {}
   names = short_names([*rows[0].point.values])
+  firsts = [next(iter(row.point.values.values())) for row in rows]
+  # What cannot be ordered is text: None, 'lru' beside @my.eviction.
+  numbers = all(isinstance(first, int | float) for first in firsts)
   for row in rows:
     value = row.figures.get(figure)
     (x, *rest) = row.point.values.items()
@@ -77,7 +80,9 @@ def panels(rows: Sequence[SweepRow], figure: str) -> Panels:
       continue
     labels = [f'{names[axis]} {chosen}' for axis, chosen in rest]
     lines = found.setdefault(', '.join(labels[1:]), {})
-    lines.setdefault(', '.join(labels[:1]), []).append((x[1], value))
+    lines.setdefault(', '.join(labels[:1]), []).append(
+      (x[1] if numbers else str(x[1]), value)
+    )
   return found
 
 
