@@ -35,7 +35,7 @@ def check(command: str) -> None:
   source = importlib.import_module(f'scripts.{script}').__doc__ or ''
   text = source + (ROOT / words[1]).read_text()
   assert all(option in text for option in options), options
-  if script == 'run':
+  if script in ('run', 'break_even'):
     load(args[0], _values(args, '--bind'), Experiment)
   if script == 'assess':
     (config,) = _values(args, '--config')
