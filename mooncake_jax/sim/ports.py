@@ -20,8 +20,9 @@ import math
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.clock import Due
 
-# What is left of a port by no more than rounding is nothing.
+# What is left of a port, or of a flow, by no more than rounding is nothing.
 FULL = 1e-9
+LEAST_BYTES = 1e-3
 
 
 class Port:
@@ -155,9 +156,11 @@ class Sharing:
       self._clock.drop(flow.due)
       flow.due = None
     num_bytes = flow.left_bytes - flow.stop_bytes
-    if byte_s < math.inf or not num_bytes:
-      stop_s = flow.since_s + (num_bytes * byte_s if num_bytes else 0.0)
-      flow.due = self._clock.at(stop_s, self._stop, flow)
+    if byte_s < math.inf:
+      seconds = num_bytes * byte_s
+      flow.due = self._clock.at(flow.since_s + seconds, self._stop, flow)
+    elif num_bytes < LEAST_BYTES:  # it was about to stop when others came
+      flow.due = self._clock.at(flow.since_s, self._stop, flow)
 
   def _stop(self, flow: Flow) -> None:
     flow.due = None
