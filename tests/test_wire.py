@@ -26,7 +26,7 @@ from wire_pieces import send
 from wire_pieces import SHAPE
 
 
-@pytest.fixture(scope='module', params=['tcp', 'nixl'])
+@pytest.fixture(scope='module', params=['tcp', 'nixl', 'jax'])
 def movers(request):
   """A mover at either end."""
   if request.param == 'nixl':

@@ -196,7 +196,8 @@ class _Taking:
     num_bytes, arrivals = offer.num_bytes(self._dtype), self._arrivals
     if offer.number != GREETING and not arrivals.wants(offer.number):
       self.fetch()
-      self._inlet.skip(num_bytes, self._channel)
+      sizes = offer.sizes(self._dtype)
+      self._inlet.skip(self._note, self._first, sizes, self._channel)
       self._first += len(offer.shapes)
       self.answers.append(_refused('nobody waits for it any more'))
       return

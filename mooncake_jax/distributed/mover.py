@@ -78,8 +78,14 @@ class Inlet(Protocol):
     """
     ...
 
-  def skip(self, num_bytes: int, channel: Channel) -> None:
-    """Leaves the next bytes of an offer be."""
+  def skip(
+    self,
+    note: Mapping[str, Any],
+    first: int,
+    sizes: Sequence[int],
+    channel: Channel,
+  ) -> None:
+    """Leaves arrays of so many bytes be, from the `first` of the offer on."""
     ...
 
   def close(self) -> None: ...

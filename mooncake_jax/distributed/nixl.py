@@ -318,7 +318,13 @@ class _NixlInlet:
     if not has_come:
       raise ConnectionResetError(f'NIXL could not read from {self._peer}')
 
-  def skip(self, num_bytes: int, channel: Channel) -> None:
+  def skip(
+    self,
+    note: Mapping[str, Any],
+    first: int,
+    sizes: Sequence[int],
+    channel: Channel,
+  ) -> None:
     """What is not read is left."""
 
   def close(self) -> None:

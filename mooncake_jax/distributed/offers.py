@@ -69,8 +69,12 @@ class Offered:
       raise ValueError(f'no offer: {error!r}') from error
     return cls(number, (start, stop), dtype, shapes, total)
 
+  def sizes(self, dtype: np.dtype) -> list[int]:
+    """Bytes of its slices."""
+    return [math.prod(shape) * dtype.itemsize for shape in self.shapes]
+
   def num_bytes(self, dtype: np.dtype) -> int:
-    return sum(math.prod(shape) for shape in self.shapes) * dtype.itemsize
+    return sum(self.sizes(dtype))
 
   def empty(self, dtype: np.dtype) -> list[np.ndarray]:
     """New memory for its slices."""

@@ -16,7 +16,7 @@ from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.commands import Report
 from mooncake_jax.request import BlockKey
 
-MoverName = Literal['tcp', 'nixl']
+MoverName = Literal['tcp', 'nixl', 'jax']
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class WireSpec:
   """How instances in different processes send each other KVCache.
 
   Attributes:
-    mover: 'nixl', or 'tcp', which is slower and needs nothing.
+    mover: 'nixl', or 'tcp', which is slower and needs nothing, or 'jax', by
+      `jax.experimental.transfer`.
     bind: the address that an instance listens at, of the interface that its
       bytes come over; others connect to it. 'node' is its machine's, as Ray
       knows it.

@@ -57,8 +57,14 @@ class _TcpInlet:
   ) -> None:
     channel.fill(raw_views(into))
 
-  def skip(self, num_bytes: int, channel: Channel) -> None:
-    channel.skip(num_bytes)
+  def skip(
+    self,
+    note: Mapping[str, Any],
+    first: int,
+    sizes: Sequence[int],
+    channel: Channel,
+  ) -> None:
+    channel.skip(sum(sizes))
 
   def close(self) -> None:
     """The channel is another's."""

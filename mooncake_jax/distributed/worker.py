@@ -86,7 +86,9 @@ class Worker(Hands[DeviceBackend]):
     """
     spec.prepare()
     super().__init__(spec.instance.name)
-    self._mover = make_mover(spec.wire.mover, name, spec.wire.devices)
+    self._mover = make_mover(
+      spec.wire.mover, name, spec.wire.devices, spec.wire.bind
+    )
     self.arrivals = Arrivals(spec.wire.in_flight_bytes)
     self._wires = {
       peer: Wire(peer, spec.wire, self._mover, spec.secret)
