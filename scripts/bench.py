@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Runs benchmarks; the exit status is 1 while a target is missed.
+"""Runs benchmarks; the exit status is 1 while a target is missed.
 
-python scripts/bench.py prefill cpp decode mixed soak colocated store \
-  transfer overlap streaming master hits index conductor sim sweep gateway \
-  clients [--quick] [--json FILE] [--plot FILE.svg]
+python scripts/bench.py NAME... [--quick] [--json FILE] [--plot FILE.svg]
+
+Names are those of `scripts/benches/table.py`.
 """
 
 import argparse
@@ -27,7 +27,13 @@ from scripts.errors import one_line_errors
 
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
-  parser.add_argument('names', nargs='+', choices=[*BENCHES], metavar='NAME')
+  parser.add_argument(
+    'names',
+    nargs='+',
+    choices=[*BENCHES],
+    metavar='NAME',
+    help=', '.join(BENCHES),
+  )
   parser.add_argument('--json', type=Path, help='also write the rows here')
   parser.add_argument('--plot', type=Path, help='draw series here (SVG, PNG)')
   parser.add_argument('--quick', action='store_true', help='fewer repeats')

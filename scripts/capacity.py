@@ -182,10 +182,10 @@ def _search_and_tell(
 
   def tell(rate: float, summary: Summary) -> None:
     native.append(rate)  # The first run is at the native rate.
-    share, good = summary.effective_request_capacity, summary.effective
     print(
-      f'{rate:12.4g}{rate / native[0]:11.3g}{share:12.4f}'
-      f'{good / summary.duration_s:13.4g}',
+      f'{rate:12.4g}{rate / native[0]:11.3g}'
+      f'{summary.effective_request_capacity:12.4f}'
+      f'{summary.effective_per_s:13.4g}',
       flush=True,
     )
 

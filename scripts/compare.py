@@ -59,7 +59,8 @@ def _tell(
   out: Path,
 ) -> None:
   """In words, tables and plots."""
-  firsts = {_short(name): of[0] for name, of in runs.items()}
+  short = labels([*runs])
+  firsts = {short[name]: of[0] for name, of in runs.items()}
   _tell_configs(configs)
   print(comparison({name: summary for name, (_, summary) in firsts.items()}))
   _tell_differences(runs)
@@ -77,9 +78,15 @@ def _read(folder: Path) -> Run:
   )
 
 
-def _short(name: str) -> str:
-  """Of a system: its first folder's own name."""
-  return Path(name.split(',')[0]).name
+def labels(names: Sequence[str]) -> dict[str, str]:
+  """Of systems: their first folders, as many of the last parts as tell them
+  apart."""
+  firsts = [Path(name.split(',')[0]).parts for name in names]
+  for depth in range(1, max(map(len, firsts)) + 1):
+    found = ['/'.join(parts[-depth:]) for parts in firsts]
+    if len({*found}) == len(found):
+      return dict(zip(names, found))
+  return {name: name for name in names}
 
 
 def config_of(folder: Path) -> dict[str, str]:
@@ -117,6 +124,7 @@ def _tell_configs(configs: Mapping[str, Mapping[str, str]]) -> None:
 def _tell_differences(runs: Mapping[str, Sequence[Run]]) -> None:
   """Of each system from the first; a star where 0 lies outside."""
   (first, base), *others = runs.items()
+  short = labels([*runs])
   slo = SLO(base[0][1].slo_ttft_s, base[0][1].slo_tbt_s)
   of = {
     name: [columns(records, slo) for records, _ in each if records]
@@ -124,7 +132,7 @@ def _tell_differences(runs: Mapping[str, Sequence[Run]]) -> None:
   }
   for name, _ in others:
     if of[first] and of[name]:
-      print(f'\n{_short(name)} - {_short(first)}, 95 % of the bootstrap:')
+      print(f'\n{short[name]} - {short[first]}, 95 % of the bootstrap:')
       for figure, each in differences(of[first], of[name]).items():
         print(f'  {figure:28}{_shown(each)}')
 

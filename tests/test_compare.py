@@ -98,6 +98,14 @@ def test_seeds_that_differ_widen_the_interval():
     differences([], runs([1.0]))
 
 
+def test_systems_are_called_by_what_tells_them_apart():
+  one, other = 'out/a/seed0,out/a/seed1', 'out/b/seed0,out/b/seed1'
+  assert compare.labels([one, other]) == {one: 'a/seed0', other: 'b/seed0'}
+  assert compare.labels(['out/x', 'y']) == {'out/x': 'x', 'y': 'y'}
+  # As many parts as there are, and one more name than the first has.
+  assert compare.labels(['x', 'y/x']) == {'x': 'x', 'y/x': 'y/x'}
+
+
 def test_two_runs_tell_what_differs_in_config_and_in_result(tmp_path, capsys):
   few = ('generate.conversation.num_requests=60',)
   sweep = Sweep(

@@ -59,6 +59,12 @@ def test_a_grid_is_every_combination_and_equal_configs_are_one():
   assert len({point.name for point in same}) == 1
 
 
+def test_runs_on_processes_of_their_own_are_on_devices_too():
+  for run, on_devices in ((SIM, False), ('configs/run/ray_small.gin', True)):
+    (point,) = points(Sweep(run, {'SLO.ttft_s': [1.0]}))
+    assert point.on_devices is on_devices, run
+
+
 def test_a_list_takes_the_axes_values_together():
   sweep = replace(small(chunks=[1024, 2048], scale=[1.0, 0.5]), mode='list')
   made = [tuple(point.values.values()) for point in points(sweep)]

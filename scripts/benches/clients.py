@@ -22,6 +22,7 @@ import numpy as np
 from mooncake_jax.gateway.board import MOST_ENDED
 from mooncake_jax.workload.generate import conversation
 from mooncake_jax.workload.trace import TraceRow
+from mooncake_jax.workload.trace import write_trace
 from scripts.benches.rows import Row
 from scripts.benches.turns import interpreter
 from scripts.fuzzing.ledger import fetch
@@ -113,7 +114,7 @@ def _replay(
   python = interpreter('aiperf')
   assert python is not None
   trace = folder / 'trace.jsonl'
-  trace.write_text(''.join(f'{line(row)}\n' for row in rows))
+  write_trace(trace, rows)
   out = folder / 'out'
   command = [
     *(str(python.with_name('aiperf')), 'profile', '--model', 'sim'),
@@ -135,18 +136,6 @@ def _replay(
   if done.returncode:
     raise RuntimeError(f'aiperf: {done.stdout[-2000:]}{done.stderr[-2000:]}')
   return _latencies(out)
-
-
-def line(row: TraceRow) -> str:
-  """A row as Mooncake's traces have it."""
-  return json.dumps(
-    {
-      'timestamp': round(row.timestamp_s * 1000),
-      'input_length': row.input_tokens,
-      'output_length': row.output_tokens,
-      'hash_ids': row.hash_ids,
-    }
-  )
 
 
 def as_cached(hub: Path) -> dict[str, str]:

@@ -124,7 +124,10 @@ def _run(
     works.append(backend.prefill(NAME, chunk))
   spans = {}
   while len(spans) < num_chunks:
-    for end in backend.wait(DEADLINE_S):
+    ends = backend.wait(DEADLINE_S)
+    if not ends:
+      raise RuntimeError(f'the pipeline took longer than {DEADLINE_S:g} s')
+    for end in ends:
       if end.status != 'completed':
         raise RuntimeError(f'a chunk of the pipeline failed: {end.error}')
       spans[end.work_id] = end.spans

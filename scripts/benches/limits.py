@@ -25,11 +25,6 @@ def gemm(count: int = 1) -> None:
     jax.block_until_ready(_product(x_TD, w_DF))
 
 
-def gemm_flops_per_s(repeats: int) -> float:
-  """Peak of float32 matrix products."""
-  return GEMM_FLOPS / best_s(gemm, repeats)
-
-
 def read(count: int = 1) -> None:
   """Vector-matrix products over 256 MiB of float32."""
   x_TD = jnp.ones((1, 4096))

@@ -95,7 +95,8 @@ class Point:
     bindings: all of the run's, those of the axes last.
     name: of its folder, from its operative config; '' if it cannot be built.
     reason: why it cannot.
-    on_devices: whether it needs JAX devices, or simulates.
+    on_devices: whether it needs JAX devices, here or in processes of its own,
+      or simulates.
   """
 
   values: Mapping[str, Any]
@@ -212,5 +213,5 @@ def _point(sweep: Sweep, values: dict[str, Any]) -> Point:
     return Point(values, bindings, '', str(error))
   name = sha256(operative.encode()).hexdigest()[:12]
   return Point(
-    values, bindings, name, on_devices=experiment.backend == 'device'
+    values, bindings, name, on_devices=experiment.backend != 'virtual'
   )
