@@ -21,3 +21,15 @@ class SLO:
       value = getattr(self, name)
       if not value > 0:
         raise ValueError(f'SLO.{name}={value!r} must be > 0 seconds')
+
+  def kept(
+    self, ttft_s: float | None, tbt_s: float | None
+  ) -> tuple[bool, bool]:
+    """Whether a completed request kept the limits of TTFT and of TBT.
+
+    Who has no first token misses that limit; who has no interval keeps TBT's.
+    """
+    return (
+      ttft_s is not None and ttft_s <= self.ttft_s,
+      tbt_s is None or tbt_s <= self.tbt_s,
+    )

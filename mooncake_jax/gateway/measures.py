@@ -90,12 +90,7 @@ class Measures:
     if tbt_s is not None and mean_s is not None:
       self._tbt.observe(tbt_s)
       self._tpot.observe(mean_s)
-    if (
-      outcome == 'completed'
-      and ttft_s is not None
-      and ttft_s <= self._slo.ttft_s
-      and (tbt_s or 0.0) <= self._slo.tbt_s
-    ):
+    if outcome == 'completed' and all(self._slo.kept(ttft_s, tbt_s)):
       self._effective.inc()
 
   def page(self, now: Snapshot, num_open: int) -> bytes:

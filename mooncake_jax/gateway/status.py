@@ -191,10 +191,7 @@ def spans(
 def figures(ended: Sequence[Life], slo: SLO) -> dict[str, Any]:
   """What the lives of ended requests sum up to, as in `metrics.summary`."""
   completed = [each for each in ended if each['outcome'] == 'completed']
-  kept = [
-    (each['ttft_s'] <= slo.ttft_s, (each['tbt_s'] or 0.0) <= slo.tbt_s)
-    for each in completed
-  ]
+  kept = [slo.kept(each['ttft_s'], each['tbt_s']) for each in completed]
   offered = len(ended)
   return {
     'offered': offered,

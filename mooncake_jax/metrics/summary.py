@@ -150,7 +150,7 @@ def summarize(
   outcomes = Counter(record.outcome for record in records)
   completed = [r for r in records if r.outcome == 'completed']
   tails_s = [tbt_tail_s(record) for record in completed]
-  kept = [_limits_kept(r, tbt_s, slo) for r, tbt_s in zip(completed, tails_s)]
+  kept = [slo.kept(r.ttft_s, tbt_s) for r, tbt_s in zip(completed, tails_s)]
   effective = sum(ttft and tbt for ttft, tbt in kept)
   if duration_s is None:
     duration_s = max((_last_s(record) for record in records), default=0.0)
@@ -198,18 +198,7 @@ def is_effective(record: RequestRecord, slo: SLO) -> bool:
   """Completed, and both limits kept."""
   if record.outcome != 'completed':
     return False
-  return all(_limits_kept(record, tbt_tail_s(record), slo))
-
-
-def _limits_kept(
-  record: RequestRecord, tbt_s: float | None, slo: SLO
-) -> tuple[bool, bool]:
-  """Whether a completed request kept the limits of TTFT and of TBT."""
-  ttft_s = record.ttft_s
-  return (
-    ttft_s is not None and ttft_s <= slo.ttft_s,
-    tbt_s is None or tbt_s <= slo.tbt_s,
-  )
+  return all(slo.kept(record.ttft_s, tbt_tail_s(record)))
 
 
 def statistics(values: Sequence[float | None]) -> Statistics:
