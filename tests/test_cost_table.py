@@ -81,6 +81,20 @@ def test_a_size_with_one_length_has_the_slope_of_all():
   assert table.prefill_s(2048, 50_000) == pytest.approx(want)
 
 
+def test_points_of_a_size_count_by_their_percentage():
+  points = [PrefillSample(512, L, s) for L, s in ((0, 1), (1000, 4), (2000, 4))]
+  others = [each for each in POINTS.prefill if each.chunk_tokens != 512]
+  table = table_of(POINTS._replace(prefill=[*others, *points]), TRUE)
+  (line,) = [line for line in table.prefill if line.size == 512]
+
+  def error(base_s: float, s_per_token: float) -> float:
+    return sum(((base_s + s_per_token * L) / s - 1) ** 2 for _, L, s in points)
+
+  least = error(line.base_s, line.s_per_token)
+  for base_s in (0.999, 1.001):
+    assert least < error(base_s * line.base_s, line.s_per_token)
+
+
 def test_points_survive_their_file(tmp_path):
   path = tmp_path / 'points.csv'
   write_points(path, LANE, POINTS)

@@ -144,7 +144,7 @@ def _line(size: int, pairs: list[tuple[int, float]], slope: float) -> Line:
   tokens, seconds = np.array(pairs, float).T
   if np.ptp(tokens):
     slope = max(float(np.polyfit(tokens, seconds, 1, w=1 / seconds)[0]), 0.0)
-  base_s = float(np.average(seconds - slope * tokens, weights=1 / seconds))
+  base_s = float(np.average(seconds - slope * tokens, weights=seconds**-2))
   return Line(size, max(base_s, 0.0), slope)
 
 
