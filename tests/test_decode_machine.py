@@ -26,7 +26,7 @@ from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.request import TokenSegment
 
-PAGE_TOKENS, MAX_TOKENS = 2, 16
+PAGE_TOKENS = 2
 LAYOUT = KVLayout(1, 4, PAGE_TOKENS, PAGE_TOKENS, 1)
 MAX_STEPS = 4
 

@@ -23,10 +23,10 @@ from mooncake_jax.model.kernels import cpu
 from mooncake_jax.model.kernels import gathered
 from mooncake_jax.model.kernels import gpu
 from mooncake_jax.model.kernels import tpu
+from mooncake_jax.model.kernels.softmax import MASKED
 
 BLOCK_TOKENS = 256  # keys
 QUERY_TOKENS = 256  # the later queries of a long chunk see more keys
-_MASKED = -1e30  # finite: a fully masked block must not give NaN
 
 
 def attend(
@@ -72,7 +72,7 @@ def _attend(q_BTKGH, kv_LP2CKH, layer, table_BP, start_B, stop_B, window):
   if T == 1:
     rest = (kv_LP2CKH, layer, table_BP, start_B, stop_B, window)
     return decode_attention.attend(q_BTKGH[:, 0], *rest)[:, None]
-  read = functools.partial(_read, kv_LP2CKH, layer)
+  read = functools.partial(decode_attention.read, kv_LP2CKH, layer)
   rest = (read, kv_LP2CKH.shape[3], table_BP, start_B, stop_B, window)
   n, odd = divmod(T, QUERY_TOKENS)
   if n < 2 or odd:
@@ -140,30 +140,18 @@ def _loop(q_BKGTH, read, page_tokens, table_BP, start_B, stop_B, window):
 
   zero_BKGTH = (q_BKGTH * 0).astype(jnp.float32)
   zero_BKGT = zero_BKGTH[..., 0]
-  carry = (zero_BKGT + _MASKED, zero_BKGT, zero_BKGTH)
+  carry = (zero_BKGT + MASKED, zero_BKGT, zero_BKGTH)
   first, last = _blocks(start_B, stop_B, S, window)
   _, l_BKGT, o_BKGTH = jax.lax.fori_loop(first, last, step, carry)
   # A batch without a valid row runs no block: 0 / 0 must not reach page 0.
   return o_BKGTH / jnp.maximum(l_BKGT, 1e-30)[..., None]
 
 
-def _read(kv_LP2CKH, layer, pages_Bn, which):
-  """Keys (0) or values (1) of pages, in the pages' own order [B, S, K * H].
-
-  A page's keys are one row: a transpose in the gather would break it up.
-  """
-  P, _, C, K, H = kv_LP2CKH.shape[1:]
-  B, n = pages_Bn.shape
-  rows = kv_LP2CKH.reshape(-1, C * K * H)
-  at = rows.at[(layer * P + pages_Bn) * 2 + which]
-  return at.get(mode='promise_in_bounds').reshape(B, n * C, K * H)
-
-
-def _heads(a_BSX, q_shape):
+def _heads(a_BnCX, q_shape):
   """Splits K * H into the heads that the queries have: [B, K, S, H]."""
-  B, S, _ = a_BSX.shape
+  B, n, C, _ = a_BnCX.shape
   K, H = q_shape[1], q_shape[4]
-  return jnp.swapaxes(a_BSX.reshape(B, S, K, H), 1, 2)
+  return jnp.swapaxes(a_BnCX.reshape(B, n * C, K, H), 1, 2)
 
 
 def _accumulate(carry, q_BKGTH, k_BKSH, v_BKSH, visible_BTS):
@@ -175,7 +163,7 @@ def _accumulate(carry, q_BKGTH, k_BKSH, v_BKSH, visible_BTS):
     k_BKSH.astype(q_BKGTH.dtype),
     preferred_element_type=jnp.float32,
   )
-  s_BKGTS = jnp.where(visible_BTS[:, None, None], s_BKGTS, _MASKED)
+  s_BKGTS = jnp.where(visible_BTS[:, None, None], s_BKGTS, MASKED)
   top_BKGT = jnp.maximum(m_BKGT, s_BKGTS.max(axis=-1))
   p_BKGTS = jnp.exp(s_BKGTS - top_BKGT[..., None])
   keep_BKGT = jnp.exp(m_BKGT - top_BKGT)

@@ -10,16 +10,16 @@ B batch row, K KV head, G query heads a KV head, H head dim, N = K * G,
 X = K * H, L layer, P page, C token in a page, J all pairs, I some of them.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
 from jax import numpy as jnp
 
+from mooncake_jax.model.kernels.softmax import MASKED
+
 # Tokens at a time. More of them leave the cache of the CPUs measured here
 # (LOG.md); fewer are more program parts to run.
 TURN_TOKENS = 512
-MASKED = -1e30  # finite: a fully masked page must not give NaN
 
 
 class Pairs(NamedTuple):
@@ -57,7 +57,6 @@ def attend(
   q_BNX = _widen(q_BKGH * H**-0.5)
   num = min(max(1, TURN_TOKENS // C), page_table_BP.size)
   pairs = _pairs(page_table_BP, position_B, stop_B, C, window, num)
-  read = functools.partial(_read, kv_LP2CKH, layer)
 
   def turn(i, carry):
     row_I, page_I, offset_I = (
@@ -68,8 +67,8 @@ def attend(
     visible_IC = token_IC <= position_I1
     if window is not None:
       visible_IC &= token_IC > position_I1 - window
-    keys, values = read(page_I, 0), read(page_I, 1)
-    return _accumulate(carry, q_BNX, row_I, keys, values, visible_IC)
+    k_ICX, v_ICX = (read(kv_LP2CKH, layer, page_I, i) for i in range(2))
+    return _accumulate(carry, q_BNX, row_I, k_ICX, v_ICX, visible_IC)
 
   zero_BNX = (q_BNX * 0).astype(jnp.float32)
   carry = (zero_BNX[..., 0] + MASKED, zero_BNX[..., 0], zero_BNX)
@@ -100,15 +99,15 @@ def _pairs(
   return Pairs(row_J, page_J, offset_J, end_B[-1])
 
 
-def _read(kv_LP2CKH, layer, page_I, which):
-  """Keys (0) or values (1) of pages, in the pages' own order [I, C, X].
+def read(kv_LP2CKH, layer, pages, which):
+  """Keys (0) or values (1) of pages, in the pages' own order [..., C, X].
 
   A page's keys are one row: a transpose in the gather would break it up.
   """
   P, _, C, K, H = kv_LP2CKH.shape[1:]
   rows = kv_LP2CKH.reshape(-1, C * K * H)
-  at = rows.at[(layer * P + page_I) * 2 + which]
-  return at.get(mode='promise_in_bounds').reshape(-1, C, K * H)
+  at = rows.at[(layer * P + pages) * 2 + which]
+  return at.get(mode='promise_in_bounds').reshape(*pages.shape, C, K * H)
 
 
 def _accumulate(carry, q_BNX, row_I, k_ICX, v_ICX, visible_IC):
