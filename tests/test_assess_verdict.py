@@ -122,6 +122,16 @@ def test_the_hit_rate_that_would_be_needed(stores, needed):
   )
 
 
+def test_who_shows_no_limit_is_not_judged():
+  tried = [supposed(0.4, 2.0, 2.0, 2.0)]
+  systems = [system(f, 2, 2, 2) for f in ('coupled', 'apart', 'store')]
+  found = verdict(systems, REUSED, EVEN, most_rate=1.9)
+  assert found.answer == 'open'
+  found = verdict(systems, None, EVEN, supposed=tried, most_rate=1.9)
+  assert any('is not known either' in r for r in found.reasons)
+  assert any('all keep the limits up to 1.9' in r for r in found.reasons)
+
+
 def test_others_that_serve_nothing_need_no_hit_rate():
   assert supposed(0.2, 0.0, 0.0, 0.0).gain == 0
   assert needed_hit_rate([supposed(0.2, 1.0, 0.0, 0.0)], 0.1) == 0.1

@@ -11,6 +11,7 @@ A gain counts where it is above `least_gain` in every case.
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+import math
 from typing import Literal
 
 from mooncake_jax.assess.break_even import BreakEven
@@ -146,6 +147,7 @@ def verdict(
   doubts: Sequence[str] = (),
   facts: Sequence[str] = (),
   supposed: Sequence[Supposed] = (),
+  most_rate: float = math.inf,
 ) -> Verdict:
   """Weighs the best of each family against the others.
 
@@ -153,6 +155,8 @@ def verdict(
     doubts: what it rests on that may be otherwise.
     facts: of the workload; told with the reasons.
     supposed: what reuse would make of it, where it has or tells none.
+    most_rate: who keeps the limits at this rate shows none: two of them can't
+      be told apart.
   """
   coupled, apart, store = (
     best(systems, family) for family in ('coupled', 'apart', 'store')
@@ -163,12 +167,14 @@ def verdict(
     'store over coupled': gain(store, coupled),
   }
   answer = _answer(gains, reuse, least_gain)
+  if reuse and min(coupled.rate, apart.rate, store.rate) >= most_rate:
+    answer = 'open'
   if not any(system.goodput.high for system in (coupled, apart, store)):
     answer = 'none'
   reasons = [
     *_about_reuse(reuse, even),
-    *_about_needed(supposed, least_gain),
-    *([] if reuse else [_known(gains['apart over coupled'], least_gain)]),
+    *_about_needed(supposed, least_gain, most_rate),
+    *([] if reuse else [_known(coupled, apart, least_gain, most_rate)]),
     *facts,
     *_goodputs((coupled, apart, store), gains),
     *_about_chunks(systems),
@@ -222,11 +228,16 @@ def _shown(system: System) -> str:
   return f'{each.value:.3g} requests/s ({each.low:.3g} to {each.high:.3g})'
 
 
-def _known(apart: Interval, least: float) -> str:
+def _known(
+  coupled: System, apart: System, least: float, most_rate: float
+) -> str:
   """What a trace of lengths alone does tell."""
-  says = 'would be a gain' if apart.low > least else 'may be a gain or not'
-  if apart.high < least:
+  of = gain(apart, coupled)
+  says = 'would be a gain' if of.low > least else 'may be a gain or not'
+  if of.high < least:
     says = 'would be no gain'
+  if min(coupled.rate, apart.rate) >= most_rate:
+    says = f'and coupled ones all keep the limits up to {most_rate:.3g} /s'
   return f'What it does tell: prefill and decode apart, without reuse, {says}.'
 
 
@@ -248,17 +259,24 @@ def _about_chunks(systems: Sequence[System]) -> list[str]:
     return []
   high, low = (max(s, key=lambda each: each.rate) for s in (chunked, whole))
   return [
-    f'Chunked prefill in coupled instances: {high.rate:.3g} requests/s at '
-    f'best, {low.rate:.3g} without.'
+    f'Chunked prefill in coupled instances: {_shown(high)}; without: '
+    f'{_shown(low)}.'
   ]
 
 
-def _about_needed(supposed: Sequence[Supposed], least_gain: float) -> list[str]:
+def _about_needed(
+  supposed: Sequence[Supposed], least_gain: float, most_rate: float
+) -> list[str]:
   """Which hit rate would be needed."""
   if not supposed:
     return []
   needed = needed_hit_rate(supposed, least_gain)
   most = supposed[-1]
+  if needed is None and most.store >= most_rate:
+    return [
+      'What hit rate a store would need is not known either: others keep the '
+      f'limits up to {most_rate:.3g} requests/s too, the fastest rate tried.'
+    ]
   if needed is None:
     return [
       'A store would be no gain at any hit rate that was supposed: at '

@@ -118,11 +118,12 @@ def _how(measured: Measured, even: MeasuredEven) -> str:
     'ray': 'a process an instance',
     'device': 'all instances in one process',
   }[measured.backend]
+  load, count = about.get('load', '-'), len(about['devices'])
   return (
     f'Measured {about["started"]} on {about["system"]} {about["machine"]}, '
-    f'{about["cpus"]} CPUs at load {about.get("load", "-")}, {len(about["devices"])} devices '
-    f'({device}), {where}, in '
-    f'{measured.seconds:.0f} s; commit {str(about["commit"])[:9]}. Prompts of '
+    f'{about["cpus"]} CPUs at load {load}, {count} devices ({device}), '
+    f'{where}, in {measured.seconds:.0f} s; commit '
+    f'{str(about["commit"])[:9]}. Prompts of '
     f'the prefix and {measured.rest_tokens} tokens more, one at a time, served '
     f'{even.repeats} times and more each: seconds to the first token at P50 / '
     f'P99 (of so few, P99 is nearly the largest). The longest computes at '

@@ -31,7 +31,9 @@ figure { display: inline-block; margin: .5em .5em .5em 0; max-width: 100% }
 svg { max-width: 100%; height: auto }
 table { border-collapse: collapse; margin: 1em 0 }
 th, td { padding: .2em .8em; text-align: right; border-bottom: 1px solid #ddd }
+td { white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
+h1 { overflow-wrap: anywhere }
 .answer { font-size: 1.3em; border-left: 4px solid #2a5caa; padding-left: .8em }
 """
 

@@ -28,6 +28,7 @@ from scripts.assessment.alternatives import groupings
 from scripts.assessment.searches import Pool
 from scripts.assessment.spec import Assessment
 from scripts.assessment.spec import demand
+from scripts.assessment.spec import enough
 from scripts.assessment.spec import sized
 from scripts.assessment.study import simulated
 from scripts.assessment.study import Study
@@ -60,7 +61,9 @@ def assess(
   points = _points(assessment)
   assessment = _with_error(assessment, points)
   nodes = sized(assessment, whole)
-  first, part_rows = busiest(whole.rows, assessment.num_requests)
+  number = enough(assessment, whole, nodes)
+  assessment = replace(assessment, num_requests=number)
+  first, part_rows = busiest(whole.rows, number)
   part = Rows(part_rows, [], whole.tokens_per_hash_id)
   duration_s = part_rows[-1].timestamp_s
   study = Study(assessment.of(part), nodes, whole, duration_s, Pool(workers))
@@ -96,8 +99,9 @@ def assess(
       even,
       assessment.least_gain,
       doubts,
-      _facts(assessment, whole, nodes),
+      _facts(assessment, whole),
       supposed,
+      0.99 * study.most_scale * of.requests_per_s,
     ),
     kv_bytes(config, 1, dtype_bytes),
     time.monotonic() - began_s,
@@ -183,24 +187,18 @@ def _hit_rate(assessment: Assessment, part: Rows) -> float | None:
   return working_set(part.rows, part.tokens_per_hash_id, size).hit_rate
 
 
-def _facts(assessment: Assessment, whole: Rows, nodes: int) -> list[str]:
+def _facts(assessment: Assessment, whole: Rows) -> list[str]:
   """What lengths and arrivals alone tell."""
   rows, of = whole.rows, demand(assessment, whole)
   span_s = max(rows[-1].timestamp_s - rows[0].timestamp_s, 1e-3)
   minutes = Counter(int(row.timestamp_s // 60) for row in rows)
   peak = max(minutes.values()) / min(60.0, span_s)
-  found = [
+  return [
     f'Load: {len(rows) / span_s:.3g} requests/s in the mean, {peak:.3g} in the '
     f'busiest minute. By the costs, without reuse, prefill keeps '
     f'{of.prefill:.2g} nodes busy and decode {of.decode:.2g}, in steps of 64 '
     f'rows. A store can save of prefill alone.'
   ]
-  if not groupings(nodes, 1):
-    found.append(
-      'CPP is left out: a group has two prefill nodes or more, and there is '
-      f'one of {nodes}.'
-    )
-  return found
 
 
 def _unbounded(study: Study, of: Simulated) -> list[str]:
@@ -253,6 +251,11 @@ def _doubts(
       f'Caches are empty when that part begins: it could reuse '
       f'{of.hit_rate:.0%}, the whole trace {reuse.hit_rate:.0%}. So the store '
       'is worth more than is shown here.'
+    )
+  if not groupings(of.nodes, 1):
+    found.append(
+      'CPP is left out: a group has two prefill nodes or more, and there is '
+      f'one of {of.nodes}.'
     )
   if reuse is not None:
     found.append(

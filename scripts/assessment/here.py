@@ -273,11 +273,11 @@ def _check_source(source: str, length: int, events: list[Event]) -> None:
 
 def forget_files(folder: Path) -> None:
   """Writes a folder's files out and takes them out of the page cache."""
-  for path in folder.rglob('*'):
-    # Blocks of the round before go meanwhile, when their leases end.
-    with suppress(FileNotFoundError):
-      if path.is_file():
-        _forget_file(path)
+  for parent, _, names in os.walk(folder):
+    for name in names:
+      # Blocks of the round before go meanwhile, when their leases end.
+      with suppress(FileNotFoundError):
+        _forget_file(Path(parent) / name)
 
 
 def _forget_file(path: Path) -> None:

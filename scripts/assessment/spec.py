@@ -14,6 +14,8 @@ from scripts.experiment import Experiment
 from scripts.workloads import Rows
 from scripts.workloads import TraceWorkload
 
+USUAL = 1000  # requests of a part
+
 
 @dataclass(frozen=True)
 class Assessment:
@@ -27,7 +29,8 @@ class Assessment:
     nodes: of each system; None sizes them by the costs so that the workload's
       own rate takes about `utilisation` of them.
     utilisation: see nodes.
-    num_requests: at most so many are simulated, the busiest of the trace.
+    num_requests: at most so many are simulated, the busiest of the trace; None
+      takes 1,000, and more where these would end before limits show.
     warmup: share of these, the first ones, that fill caches and do not count.
     least_s: faster rates, at which the part would be shorter, are not tried.
     target: share of requests that must keep both limits.
@@ -49,7 +52,7 @@ class Assessment:
   vllm: VllmSpec = VllmSpec()
   nodes: int | None = None
   utilisation: float = 0.7
-  num_requests: int = 1000
+  num_requests: int | None = None
   warmup: float = 0.3
   least_s: float = 40.0
   target: float = 0.9
@@ -63,8 +66,9 @@ class Assessment:
   chunk_tokens: int = 8192
 
   def __post_init__(self):
-    for name in ('num_requests', 'chunk_tokens'):
-      check_count(f'Assessment.{name}', getattr(self, name))
+    check_count('Assessment.chunk_tokens', self.chunk_tokens)
+    if self.num_requests is not None:
+      check_count('Assessment.num_requests', self.num_requests)
     for name in (
       'target',
       'tolerance',
@@ -127,3 +131,17 @@ def sized(assessment: Assessment, rows: Rows) -> int:
     return assessment.nodes
   busy = sum(demand(assessment, rows))
   return max(2, math.ceil(busy / assessment.utilisation))
+
+
+def enough(assessment: Assessment, rows: Rows, nodes: int) -> int:
+  """How many requests to simulate.
+
+  At twice the rate that would keep all nodes busy they last `least_s`; four
+  times the usual number at most.
+  """
+  if assessment.num_requests is not None:
+    return assessment.num_requests
+  span_s = max(rows.rows[-1].timestamp_s - rows.rows[0].timestamp_s, 1e-3)
+  own, busy = len(rows.rows) / span_s, sum(demand(assessment, rows))
+  wanted = 2 * own * nodes / max(busy, 1e-9) * assessment.least_s
+  return max(USUAL, min(math.ceil(wanted), 4 * USUAL))

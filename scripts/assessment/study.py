@@ -227,6 +227,7 @@ class Study:
     error = assessment.simulator_error + assessment.cost_error
     cases = otherwise(experiment, error, assessment.noise)
     rows = self._whole.rows
+    assert assessment.num_requests is not None
     _, second = busiest(rows, assessment.num_requests, after=1)
     if second:
       again = assessment.of(
