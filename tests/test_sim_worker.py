@@ -116,6 +116,28 @@ def test_what_one_sends_ends_a_work_of_the_other(pair):
   assert after.time_s >= sent.time_s + SLOW.prefill_s(4, 8)
 
 
+def test_what_is_here_and_what_comes_make_one_work(pair):
+  p, d = pair
+  out, come = legs(7)
+  here, pages = Replica('d', 1, b'k'), DevicePages('d', (3,))
+  keep = TransferOp(pages, here, 0, 3, NUM_BYTES)
+  read = TransferOp(here, pages, 0, 3, NUM_BYTES)
+  d.do([c.Transfer(1, [keep], 0, 1e9)])
+  ends(d, 1)
+  d.do(
+    [
+      c.Transfer(2, [read, come], 0, 1e9),
+      c.Transfer(3, [read, legs(8)[1]], 0, 1e9),
+      c.Cancel(3),
+    ]
+  )
+  p.do([c.Transfer(2, [out], 0, 1e9)])
+  both, cancelled = ends(d, 2, 3)
+  assert (both.status, cancelled.status) == ('completed', 'cancelled')
+  assert both.time_s >= ends(p, 2)[0].time_s
+  assert not d.holdings().num_works and not d.backend._works
+
+
 def test_it_may_come_early_late_or_never(pair):
   p, d = pair
   early, late, never = (legs(number) for number in (1, 2, 3))

@@ -372,7 +372,9 @@ def join_ray(spec: RaySpec, num_workers: int) -> bool:
 
 
 def _start_ray(spec: RaySpec, num_workers: int) -> None:
+  # Without 'local' it would join another that it finds here.
   ray.init(
+    'local',
     num_cpus=max(1, math.ceil(num_workers * spec.num_cpus)),
     include_dashboard=False,
     object_store_memory=OBJECT_STORE_BYTES,

@@ -59,6 +59,7 @@ class PartBackend(PacedBackend):
     super().__init__(costs, stage_layers, boundary_s=boundary_s, clock=clock)
     self._start_s = start_s
     self._awaited: dict[int, Awaited] = {}
+    self._inner: set[WorkId] = set()  # that nobody asked for as such
     # Numbers, the oldest first.
     self._early: dict[int, None] = {}
     self._unwanted: dict[int, None] = {}
@@ -81,7 +82,15 @@ class PartBackend(PacedBackend):
     work_id = self._await(numbers, deadline_s)
     if not moving:
       return work_id
+    self._inner.add(work_id)
     return super().transfer(moving, priority, deadline_s, (*after, work_id))
+
+  def wait(self, until_s: float | None) -> list[Completion]:
+    """See `Backend`; may return early, with nothing."""
+    told = super().wait(until_s)
+    ended = {each.work_id for each in told} & self._inner
+    self._inner -= ended
+    return [each for each in told if each.work_id not in ended]
 
   def cancel(self, work_id: WorkId) -> None:
     """See `Backend`."""
@@ -118,7 +127,9 @@ class PartBackend(PacedBackend):
     self.forget(number)
 
   def forget(self, number: int) -> None:
-    self._awaited.pop(number, None)
+    work = self._awaited.pop(number, None)
+    if work is not None and work.work_id in self._inner & self._works.keys():
+      self._end_early(work, 'cancelled', '')
     self._early.pop(number, None)
     _remember(self._unwanted, number)
 

@@ -10,6 +10,7 @@ from scripts.benches.colocated import colocated
 from scripts.benches.conductor import conductor
 from scripts.benches.cpp import cpp
 from scripts.benches.decode import decode
+from scripts.benches.fleet import fleet
 from scripts.benches.gateway import gateway
 from scripts.benches.hits import hits
 from scripts.benches.index import index
@@ -37,6 +38,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'chaos': chaos,
   'cluster': cluster,
   'decode': decode,
+  'fleet': lambda quick: [*fleet(quick)],
   'mixed': mixed,
   'soak': soak,
   'quantized': quantized,
