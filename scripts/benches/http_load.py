@@ -11,19 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 import urllib.request
 
 import psutil
 
-from scripts.gin_source import ROOT
+from scripts.fuzzing.server import running
 
-START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 120.0
 
 
@@ -74,29 +69,9 @@ class Process:
 
 @contextmanager
 def server(config: str, bindings: Sequence[str]) -> Iterator[Process]:
-  """Runs scripts/serve.py on a free port until the end of the block."""
-  command = [sys.executable, 'scripts/serve.py', config, '--port=0']
-  for binding in bindings:
-    command += ['--bind', binding]
-  process = subprocess.Popen(
-    command,
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    text=True,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-  )
-  try:
-    assert process.stdout is not None
-    url = process.stdout.readline().strip()
-    if not url:
-      raise ValueError(f'{config}: the server did not start')
-    port = int(url.rsplit(':', 1)[1])
-    yield Process(port, psutil.Process(process.pid))
-    process.send_signal(signal.SIGTERM)
-    process.wait(START_TIMEOUT_S)
-  finally:
-    process.kill()
-    process.communicate()
+  """As `running`, which also raises."""
+  with running(config, bindings) as there:
+    yield Process(there.port, psutil.Process(there.pid))
 
 
 def prompt(num_words: int, rng: random.Random) -> str:

@@ -4,13 +4,13 @@
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from typing import NamedTuple
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from scripts.gin_source import ROOT
@@ -42,7 +42,11 @@ def running(config: str, bindings: Sequence[str] = ()) -> Iterator[Server]:
     port = listening.getsockname()[1]
   bound = [part for each in bindings for part in ('--bind', each)]
   command = [sys.executable, 'scripts/serve.py', config, *bound]
-  with subprocess.Popen([*command, '--port', str(port)], cwd=ROOT) as process:
+  with subprocess.Popen(
+    [*command, '--port', str(port)],
+    cwd=ROOT,
+    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+  ) as process:
     server = Server(process.pid, port)
     try:
       _await(process, server.url)
@@ -61,6 +65,6 @@ def _await(process: 'subprocess.Popen[bytes]', url: str) -> None:
     try:
       urlopen(f'{url}/health', timeout=1).close()
       return
-    except URLError:
+    except OSError:  # refused, or accepted and not answered
       time.sleep(0.1)
   raise RuntimeError(f'scripts/serve.py does not answer at {url}')
