@@ -98,6 +98,15 @@ def test_a_bad_line_costs_itself_and_names_its_field(
     raise ValueError(errors[0])
 
 
+def test_a_chat_that_its_template_refuses_is_named(tmp_path):
+  encoder = Tokenizer.from_folder(TOKENIZER)
+  encoder.chat_template = "{{ raise_exception('after you') }}"
+  log = write(tmp_path / 'log.jsonl', {'timestamp': 1, **chat('Well?')})
+  rows, (error,) = load_request_log(log, encoder)
+  assert not rows and error.startswith(f'{log}:1: messages: ')
+  assert error.endswith('after you')
+
+
 def test_formats_are_found_out(tmp_path):
   write_trace(tmp_path / 'a', conversation(3))
   (tmp_path / 'b').write_text('TIMESTAMP,ContextTokens,GeneratedTokens\n')

@@ -163,7 +163,11 @@ def _prompt(
   body: dict[str, Any], where: str, encoder: Encoder
 ) -> tuple[int, ...]:
   if 'messages' in body:
-    return tuple(encoder.encode_chat(_messages(body['messages'], where)))
+    messages = _messages(body['messages'], where)
+    try:
+      return tuple(encoder.encode_chat(messages))
+    except ValueError as error:  # of the chat template, which knows no lines
+      raise ValueError(f'{where}: messages: {error}') from None
   prompt = body.get('prompt')
   if isinstance(prompt, str):
     return tuple(encoder.encode(prompt))
