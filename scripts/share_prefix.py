@@ -57,7 +57,7 @@ def run(
   """Serves in a process of its own, over TCP or memory of the daemon.
 
   Raises:
-    OSError: it ended otherwise than well.
+    OSError: it ended otherwise than well, or not in `RUN_S`.
   """
   told = [f'MooncakeConfig.master={master!r}', *bindings]
   if daemon is not None:
@@ -66,7 +66,10 @@ def run(
     command = [sys.executable, '-m', 'scripts.run', config, '--out', out]
     for binding in told:
       command += ['--bind', binding]
-    done = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=RUN_S)
+    try:
+      done = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=RUN_S)
+    except subprocess.TimeoutExpired:
+      raise OSError(f'{config} took longer than {RUN_S:g} s') from None
     if done.returncode:
       raise OSError(f'{config} ended with {done.returncode}')
     return read_records(Path(out) / 'records.jsonl')

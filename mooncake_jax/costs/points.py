@@ -74,7 +74,11 @@ def load_points(path: str | Path) -> dict[Lane, Points]:
 
 
 def write_points(path: str | Path, lane: Lane, points: Points) -> None:
-  """Writes what `load_points` reads."""
+  """Writes what `load_points` reads.
+
+  A step's context is spread evenly over its rows, in whole tokens: 100 of 3
+  rows are read as 99.
+  """
   system, model, tensor_parallel, backend = lane
   common = (model, system, backend, '', tensor_parallel)
   with open(path, 'w', encoding='utf-8', newline='') as file:
