@@ -5,11 +5,15 @@ from contextlib import ExitStack
 import os
 from pathlib import Path
 
+from hypothesis import settings
 import jax
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Of an example: what else the machine does is nobody's mistake.
+settings.register_profile('here', deadline=None)
+settings.load_profile('here')
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 # A second run of the suite finds its programs compiled.

@@ -24,7 +24,7 @@ class InstanceState(NamedTuple):
   Attributes:
     queued: requests that wait for its prefill; 0 of a decode instance.
     rows: that a decode instance steps.
-    free_pages, num_pages: of its device memory.
+    free_pages: of its device memory.
   """
 
   name: str
@@ -32,12 +32,11 @@ class InstanceState(NamedTuple):
   queued: int
   rows: int
   free_pages: int
-  num_pages: int
 
 
 @dataclass(frozen=True)
 class Snapshot:
-  """A cluster as it is at `now_s`; the counts are since its start.
+  """A cluster as it is now; the counts are since its start.
 
   Attributes:
     hits: blocks read, by medium.
@@ -45,7 +44,6 @@ class Snapshot:
     links: by kind and instance.
   """
 
-  now_s: float
   instances: tuple[InstanceState, ...]
   segments: tuple[SegmentUse, ...]
   hits: dict[str, int]
@@ -57,19 +55,14 @@ def snapshot(cluster: Cluster) -> Snapshot:
   """Looked up in the loop's thread, see `Driver.ask`."""
   statistics = cluster.master.statistics()
   prefill = [
-    InstanceState(
-      p.name, 'prefill', len(p.queue), 0, p.pool.num_free, p.pool.capacity
-    )
+    InstanceState(p.name, 'prefill', len(p.queue), 0, p.pool.num_free)
     for p in cluster.prefill.values()
   ]
   decode = [
-    InstanceState(
-      d.name, 'decode', 0, len(d.runs), d.pool.num_free, d.pool.capacity
-    )
+    InstanceState(d.name, 'decode', 0, len(d.runs), d.pool.num_free)
     for d in cluster.decode.values()
   ]
   return Snapshot(
-    cluster.backend.now_s(),
     (*prefill, *decode),
     statistics.segments,
     dict(statistics.counts.hits),

@@ -53,7 +53,7 @@ class _Sequence:
     left: tokens that it still has to emit.
     joined: decode steps of the instance before its first, and `line` the
       segments before it.
-    entry: its number among the rows; -1 while it is none.
+    entry: its number among the rows, while it is one.
   """
 
   request: Request
@@ -64,7 +64,7 @@ class _Sequence:
   held: Held = field(default_factory=Held)
   joined: int = 0
   line: int = 0
-  entry: int = -1
+  entry: int | None = None
 
 
 class Coupled:
@@ -282,6 +282,7 @@ class Coupled:
 
   def _leave(self, sequence: _Sequence) -> None:
     """Takes a row out; it has what was emitted since its entry."""
+    assert sequence.entry is not None
     del self._rows[sequence.entry]
     made = self._steps - sequence.joined
     self._context -= sequence.num_tokens + made
@@ -327,7 +328,7 @@ class Coupled:
     record = sequence.record
     record.preemptions += 1
     record.recomputed_tokens += sequence.num_tokens
-    sequence.computed, sequence.entry = 0, -1
+    sequence.computed, sequence.entry = 0, None
     self._todo += sequence.num_tokens
     self._waiting.appendleft(sequence)
 
