@@ -8,7 +8,8 @@ prefix of p tokens is worth fetching where
 
 d the model's width, s bytes a number, gqa query heads a KV head; a = 4 and
 b = 22 for LLaMA3-70B. Beside it stands what the costs say, which have fixed
-parts that the formula has not. Differs: b is counted from the model's matrices.
+parts that the formula has not. Differs: b * d * d is counted from the model's
+matrices, and d is that of its heads, which is not every model's width.
 
 What recomputing takes is what it adds to a prompt that has more to compute: a
 chunk's fixed part is paid either way.
@@ -147,9 +148,8 @@ def formula_bytes_per_flop(
   config: ModelConfig, prefix_tokens: int, dtype_bytes: int
 ) -> float:
   """Right side of the formula; for p = 1,024 of LLaMA3-70B about 2.8e-6."""
-  d = config.model_dim
-  b = 2 * config.num_layer_matmul_params / d**2
-  flops = ATTENTION * prefix_tokens * d + b * d * d
+  d = config.num_heads * config.head_dim
+  flops = ATTENTION * prefix_tokens * d + 2 * config.num_layer_matmul_params
   return 2 * d * dtype_bytes / (config.num_groups * flops)
 
 
@@ -157,7 +157,7 @@ def formula_tokens(
   config: ModelConfig, bytes_per_flop: float, dtype_bytes: int
 ) -> int:
   """The formula solved for p: prefixes longer than so many tokens pay."""
-  d = config.model_dim
+  d = config.num_heads * config.head_dim
   flops = 2 * d * dtype_bytes / (config.num_groups * bytes_per_flop)
   left = flops - 2 * config.num_layer_matmul_params
   return max(0, math.ceil(left / (ATTENTION * d)))

@@ -24,6 +24,7 @@ from mooncake_jax.report.parts import pair
 from mooncake_jax.report.parts import paragraph
 from mooncake_jax.report.parts import table
 from mooncake_jax.report.parts import tokens
+from mooncake_jax.report.plots import intervals
 from mooncake_jax.report.plots import svg
 
 
@@ -97,6 +98,9 @@ def _systems(found: Assessed) -> Iterator[str]:
     ),
     (_system(each) for each in found.systems),
   )
+  bars = {each.name: astuple(each.goodput) for each in found.systems}
+  drawn = intervals(bars, 'requests/s', 'Goodput; of the best, in all cases')
+  yield f'<figure>{drawn}</figure>'
   finalists = [each for each in found.systems if len(each.goodputs) > 1]
   cases = list(dict.fromkeys(c for each in finalists for c in each.goodputs))
   yield '<h3>The same where things are not as predicted</h3>'

@@ -50,6 +50,26 @@ def shares(by_name: Mapping[str, float], label: str) -> str:
   return svg(figure)
 
 
+def intervals(
+  by_name: Mapping[str, tuple[float, float, float]], x_label: str, label: str
+) -> str:
+  """One bar a name; a line from its least to its most."""
+  figure, axes = _axes(label)
+  names = list(by_name)[::-1]
+  low, value, high = (
+    np.array([by_name[name][i] for name in names]) for i in range(3)
+  )
+  axes.barh(
+    names,
+    value,
+    xerr=np.abs([value - low, high - value]),
+    color=COLORS[0],
+    error_kw={'ecolor': COLORS[1], 'capsize': 3},
+  )
+  axes.set_xlabel(x_label)
+  return svg(figure)
+
+
 def _axes(label: str) -> tuple[Any, Any]:
   from matplotlib.figure import Figure  # 0.3 s: paid by who plots
 
