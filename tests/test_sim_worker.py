@@ -7,6 +7,8 @@ import importlib.util
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -47,6 +49,12 @@ SLOW = replace(
   copy_bytes_per_s=5e5,
 )
 NUM_BYTES = 10_000
+# What `ray status` does: asks the cluster's head for its state.
+LOOK = """
+import sys
+from ray._raylet import GcsClient
+print(len(GcsClient(address=sys.argv[1]).get_all_node_info()))
+"""
 SHARED = replace(SPEC, host_bytes=1 << 16)
 
 
@@ -191,6 +199,27 @@ def processes(cluster):
     yield backend
 
 
+def check_who_is_let_in() -> None:
+  """Of Ray's servers, which listen on all interfaces: who has the token."""
+  import ray
+
+  address = ray.get_runtime_context().gcs_address
+  wrong = 'f' * len(os.environ['RAY_AUTH_TOKEN'])
+  for token, is_let_in in (
+    (os.environ['RAY_AUTH_TOKEN'], True),
+    (wrong, False),
+  ):
+    done = subprocess.run(
+      [sys.executable, '-c', LOOK, address],
+      env={**os.environ, 'RAY_AUTH_TOKEN': token},
+      capture_output=True,
+      text=True,
+      timeout=LIMIT_S,
+    )
+    assert (done.returncode == 0) == is_let_in, done.stderr
+    assert is_let_in or 'token' in done.stderr, done.stderr
+
+
 @pytest.mark.skipif(
   importlib.util.find_spec('ray') is None, reason='Ray is not installed'
 )
@@ -207,6 +236,7 @@ def test_a_cluster_of_them_takes_the_time_of_one_simulation():
     assert any(sum(r.reused_tokens.values()) for r in records)
     assert seconds(records) >= 0.8 * seconds(expected)
     told, now_s = [], backend.now_s()
+    check_who_is_let_in()
     killer = threading.Timer(
       0.3, lambda: os.kill(backend.crew.process_ids['decode0'], signal.SIGKILL)
     )
