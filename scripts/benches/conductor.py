@@ -23,13 +23,13 @@ from mooncake_jax.costs.fit import fit_prefill
 from mooncake_jax.costs.fit import PrefillSample
 from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.costs.roofline import RooflineCost
-from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.slo import SLO
 from mooncake_jax.workload.tokens import to_requests
 from scripts.benches.conductor_load import ToldCluster
 from scripts.benches.rows import Row
+from scripts.fit_costs import llama_70b
 from scripts.workloads import published
 
 TRACE = 'conversation_trace.jsonl'
@@ -38,19 +38,6 @@ P99_S = 2e-3
 PAPER_INSTANCES = 8
 BLOCK_TOKENS = 512
 HOST_TOKENS = 3_000_000  # an instance's host memory, as in section 5.4
-MODEL = ModelConfig(  # LLaMA3-70B
-  family='llama',
-  vocab_size=128256,
-  model_dim=8192,
-  mlp_dim=28672,
-  num_layers=80,
-  num_heads=64,
-  num_kv_heads=8,
-  head_dim=128,
-  max_tokens=131072,
-  rope_theta=500000.0,
-  norm_eps=1e-5,
-)
 
 
 def conductor(quick: bool) -> list[Row]:
@@ -85,7 +72,7 @@ class Measured:
       max_batch=256,
     )
     self._conductor = Conductor(
-      ConductorSpec(policy=policy), spec, MODEL, costs, SLO(30.0, 0.2)
+      ConductorSpec(policy=policy), spec, llama_70b(), costs, SLO(30.0, 0.2)
     )
     self._cluster = ToldCluster(
       HOST_TOKENS // BLOCK_TOKENS, spec.chunk_tokens // BLOCK_TOKENS
@@ -133,7 +120,7 @@ class Measured:
 def a800_x8() -> RooflineCost:
   """An instance of the paper's: FAST'25 Table 1."""
   return RooflineCost(
-    MODEL,
+    llama_70b(),
     peak_flops_per_s=312e12,
     hbm_bytes_per_s=2.039e12,
     onload_bytes_per_s=128e9,

@@ -24,6 +24,7 @@ from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from mooncake_jax.transfer.segment import Part
 from scripts.benches import limits
 from scripts.benches.loopback import loopback
+from scripts.benches.real import seconds_of
 from scripts.benches.rows import best_s
 from scripts.benches.rows import Row
 from scripts.mooncake_master import running_master
@@ -147,8 +148,8 @@ class Store:
     client, times_s = self._client, {'put': [], 'get': []}
     for _ in range(repeats + 1):
       jobs = self._jobs(client.put, num_bytes, count)
-      times_s['put'].append(_seconds(client.put, jobs, 0))
-      times_s['get'].append(_seconds(client.get, jobs, num_bytes))
+      times_s['put'].append(seconds_of(client.put, jobs, 0))
+      times_s['get'].append(seconds_of(client.get, jobs, num_bytes))
       client.remove_now(jobs)
     return [
       Row(
@@ -172,14 +173,3 @@ class Store:
       )
       for i in range(count)
     ]
-
-
-def _seconds(
-  run: Callable[[list[Job]], list[int]], jobs: list[Job], code: int
-) -> float:
-  start_s = time.perf_counter()
-  codes = run(jobs)
-  seconds = time.perf_counter() - start_s
-  if set(codes) != {code}:
-    raise RuntimeError(f'the Mooncake Store answered {codes}')
-  return seconds

@@ -6,6 +6,7 @@ warm; the oldest blocks go outside the time, so it never evicts by itself.
 """
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextlib import ExitStack
@@ -47,7 +48,9 @@ class RealStore:
     ]
     self._client.remove_now(self._jobs(self._client.put, old))
     names = [self._name() for _ in range(count)]
-    seconds = _seconds(self._client.put, self._jobs(self._client.put, names), 0)
+    seconds = seconds_of(
+      self._client.put, self._jobs(self._client.put, names), 0
+    )
     self.held += names
     return seconds
 
@@ -56,7 +59,7 @@ class RealStore:
     n = len(self.held)
     names = [self.held[(7 * turn * count + i) % n] for i in range(count)]
     jobs = self._jobs(self._client.get, names)
-    return _seconds(self._client.get, jobs, self._num_bytes)
+    return seconds_of(self._client.get, jobs, self._num_bytes)
 
   def clear(self) -> None:
     """Removes all its blocks."""
@@ -111,7 +114,10 @@ def real_clients(
     yield clients
 
 
-def _seconds(run, jobs: list[Job], code: int) -> float:
+def seconds_of(
+  run: Callable[[list[Job]], list[int]], jobs: list[Job], code: int
+) -> float:
+  """Of one call, all of whose jobs must end with this code."""
   start_s = time.perf_counter()
   codes = run(jobs)
   seconds = time.perf_counter() - start_s
