@@ -339,7 +339,7 @@ class Backend(Protocol):
     ...
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
-    """Blocks (key, bytes) an earlier process left whole in a segment.
+    """Blocks (key, bytes) an earlier process or driver left in a segment.
 
     Each may be read through the first replica of its key that names the
     segment. Called before any work; empty for media that do not outlive a

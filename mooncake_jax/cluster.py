@@ -14,7 +14,6 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
-from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_members import Members
 from mooncake_jax.cluster_members import Role
 from mooncake_jax.cluster_spec import ClusterSpec
@@ -38,6 +37,7 @@ from mooncake_jax.store.client import StoreClient
 from mooncake_jax.store.setup import adopt
 from mooncake_jax.store.setup import lose
 from mooncake_jax.store.setup import make_master
+from mooncake_jax.store.setup import segments_of
 
 REAP_EVERY_S = 1.0
 
@@ -286,15 +286,15 @@ class Cluster:
         )
 
   def _adopt(self) -> None:
-    """Takes over what earlier processes left on the SSDs."""
-    if not (self.spec.ssd_bytes and self.spec.reuse):
+    """Takes over what earlier processes left, in memory and on SSDs."""
+    if not self.spec.reuse:
       return
     block_bytes, now_s = self.layout.block_bytes, self.backend.now_s()
     for name in self.spec.prefill_names:
-      if name in self.spec.absent:
-        continue
-      found = adopt(self.master, self.backend, ssd_segment(name), block_bytes)
-      self._flow.apply([*self.master.events.stored(found, now_s)])
+      for segment in segments_of(self.spec, name):
+        if medium(segment) != 'device':
+          found = adopt(self.master, self.backend, segment, block_bytes)
+          self._flow.apply([*self.master.events.stored(found, now_s)])
 
   def _reap(self, now_s: float) -> None:
     """What time alone brings in the store, about once a second: dead puts

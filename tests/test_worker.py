@@ -15,6 +15,7 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.distributed import commands as c
+from mooncake_jax.distributed import hands
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.worker import Worker
 from mooncake_jax.distributed.worker import WorkerSpec
@@ -79,3 +80,74 @@ def test_what_waits_for_a_work_that_could_not_start_fails_too(worker):
   assert {each.status for each in ends.values()} == {'failed'}
   assert 'work 10' in ends[20].error
   assert not worker.arrivals.wants(77)
+
+
+def key_of(work_id: int) -> bytes:
+  return b'k%d' % work_id
+
+
+def put(work_id: int) -> c.Transfer:
+  """Stores a block of its own."""
+  found = to_host(work_id, work_id)
+  (op,) = found.ops
+  replica = Replica('p0', work_id, key_of(work_id))
+  found.ops = [op._replace(dst=replica)]
+  return found
+
+
+def read(replica: Replica) -> c.Transfer:
+  found = to_host(500, 0)
+  (op,) = found.ops
+  found.ops = [op._replace(src=replica, dst=op.src)]
+  return found
+
+
+def test_a_driver_leaves_what_it_published_and_nothing_else(worker):
+  others = tuple(Replica('p0', i, b'k') for i in (1, 2))
+  worker.do([c.Forget(others), c.RestartClock(1.0), put(100), put(101)])
+  published = reported(worker, 2)
+  worker.do([c.Heard(published.number), put(102)])
+  reported(worker, 1)  # judged by nobody
+  worker.take_over('next', 10.0)
+  assert worker.report(0.0).is_refused
+  left = dict(worker.adopt('p0'))
+  assert left == {key_of(i): LAYOUT.block_bytes for i in (100, 101)}
+  held = worker.holdings()
+  assert held.segment_bytes['p0'] == 2 * LAYOUT.block_bytes
+  # Read under the number that the next driver's Master gives; or written anew.
+  again = put(7)
+  again.ops = [again.ops[0]._replace(dst=Replica('p0', 7, key_of(101)))]
+  commands = [c.RestartClock(1.0), read(Replica('p0', 3, key_of(100))), again]
+  worker.do([put(103)], 'old')  # of the driver that is no more
+  worker.do(commands, 'next')
+  ends: list[Any] = []
+  until_s = time.monotonic() + 30
+  while len(ends) < 2:
+    assert time.monotonic() < until_s
+    ends += worker.report(1.0, 'next').completions
+  assert [each.status for each in ends] == ['completed'] * 2, ends
+  assert worker.holdings().segment_bytes['p0'] == 2 * LAYOUT.block_bytes
+  worker.take_over('', 10.0)
+  assert worker.holdings().segment_bytes['p0'] == LAYOUT.block_bytes
+
+
+@pytest.mark.parametrize('is_silent', [True, False])
+def test_works_of_a_driver_that_is_no_more_end(worker, monkeypatch, is_silent):
+  number = 78 + is_silent
+  come = to_host(200, 200)
+  (op,) = come.ops
+  come.ops = [op._replace(src=Replica(ARRIVALS, number, b''), dst=op.src)]
+  worker.do([c.RestartClock(1.0), come])
+  until_s = time.monotonic() + 30
+  while not worker.holdings().num_works:
+    assert time.monotonic() < until_s
+    time.sleep(0.01)
+  if is_silent:
+    monkeypatch.setattr(hands, 'DRIVER_SILENCE_S', 0.0)
+    (end,) = reported(worker, 1).completions
+    assert end.status != 'completed' and 'said nothing' in end.error
+  else:
+    worker.take_over('', 10.0)
+    assert not worker.report(0.0).completions
+  assert not worker.holdings().num_works
+  assert not worker.arrivals.wants(number)

@@ -10,7 +10,6 @@ what ends elsewhere is waited for here. Works of a worker that is lost fail.
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Sequence
-from dataclasses import replace
 import itertools
 import math
 import time
@@ -21,6 +20,7 @@ from mooncake_jax.backend import LinkUse
 from mooncake_jax.backend import MemberChange
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
+from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.layout import KVLayout
@@ -31,6 +31,7 @@ from mooncake_jax.distributed.crew import Crew
 from mooncake_jax.distributed.crew import Joined
 from mooncake_jax.distributed.crew import Lost
 from mooncake_jax.distributed.crew import News
+from mooncake_jax.distributed.handover import Heard
 from mooncake_jax.distributed.legs import legs_of
 from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import RaySpec
@@ -66,12 +67,14 @@ class RayBackend:
     self._start_s = clock()
     self._sizes = copy_sizes(layout)
     self._ids = itertools.count()
-    self._numbers = itertools.count()
+    # None that an earlier driver gave: its parts may still be on their way.
+    self._numbers = itertools.count(time.time_ns() // 1000)
     self._works: dict[WorkId, Work] = {}
     self._failed: dict[WorkId, str] = {}
     self._waiting: dict[WorkId, list[Work]] = {}
     self._there: dict[str, str] = {}  # why it is not, by instance
     self._told: dict[str, list[c.Command]] = {}
+    self._heard = Heard()
     self._ready: list[Completion] = []
     self._changes: list[MemberChange] = []
     self._instances = {w.name: w for w in workers}
@@ -84,6 +87,7 @@ class RayBackend:
     }
     for name, address in self.crew.addresses.items():
       self._tell_others(name, c.Lead(name, address))
+      self._tell(name, c.Begin(next(self._numbers)))
     self.restart_clock()
 
   def __enter__(self) -> 'RayBackend':
@@ -157,9 +161,8 @@ class RayBackend:
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """See `Backend`."""
-    name = owner(segment)
-    self._check(name)
-    return self.crew.ask('adopt', segment, names=[name]).get(name, [])
+    self._check(owner(segment))
+    return self.crew.adopt(segment)
 
   def probe(
     self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
@@ -173,14 +176,7 @@ class RayBackend:
     As instances told of late, at most a second ago while they answer. Of one
     that was lost, only what came since it is back.
     """
-    now: dict[tuple[str, str], LinkUse] = {}
-    for uses in self.crew.link_uses(self._start_s):
-      for link, use in uses.items():
-        old = now.get(link, LinkUse(0, 0.0))
-        now[link] = LinkUse(
-          old.num_bytes + use.num_bytes, old.used_s + use.used_s
-        )
-    return now
+    return self.crew.link_uses(self._start_s)
 
   def holdings(self) -> dict[str, Holdings]:
     """What the processes hold that are there and answer; waits for them."""
@@ -202,6 +198,11 @@ class RayBackend:
     Raises:
       RuntimeError: what listens to the workers is no more.
     """
+    # All that follows from what was heard before has been told by now.
+    for name, number in self._heard.due(
+      None if not self._works else self._told
+    ):
+      self._tell(name, c.Heard(number))
     while True:
       self._flush()
       news, woken = self.crew.take(self._patience_s(until_s))
@@ -276,12 +277,8 @@ class RayBackend:
       else:
         self._tell(name, command)
 
-  def _end_unstarted(self, work: Work, status: str, error: str = '') -> None:
-    end = failed(work.work_id, self.now_s(), error or status, work.num_ops)
-    if status == 'cancelled':
-      ops = ('cancelled',) * work.num_ops
-      end = replace(end, status='cancelled', op_status=ops)
-    self._finish(work, end)
+  def _end_unstarted(self, work: Work, status: Status, error: str = '') -> None:
+    self._finish(work, work.unstarted(self.now_s(), status, error))
 
   def _leg_ended(self, work: Work, name: str, completion: Completion) -> None:
     """An instance is through with its share of a work."""
@@ -333,6 +330,7 @@ class RayBackend:
   def _hear(self, name: str, news: News) -> None:
     match news:
       case c.Report():
+        self._heard.report(name, news.number)
         for completion in news.completions:
           self._completed(name, completion)
       case Lost():
@@ -360,6 +358,7 @@ class RayBackend:
     """All works that need the instance fail."""
     self._there[name] = why
     self._told.pop(name, None)
+    self._heard.lost(name)
     self._changes.append(MemberChange(name, is_there=False))
     self._tell_others(name, c.Lead(name, None))
     for work in [*self._works.values()]:

@@ -94,6 +94,20 @@ class Begin:
   number: int
 
 
+@dataclass(slots=True)
+class Heard:
+  """All that follows from reports up to this one was told."""
+
+  report: int
+
+
+@dataclass(slots=True)
+class LetGo:
+  """All works end: their driver is no more."""
+
+  why: str
+
+
 Command = (
   Begin
   | Prefill
@@ -105,6 +119,8 @@ Command = (
   | Landed
   | Lead
   | RestartClock
+  | Heard
+  | LetGo
 )
 
 
@@ -115,12 +131,16 @@ class Report:
   Attributes:
     link_uses: what its links carried so far in the run that began at
       `start_s`; None is no run yet.
+    number: of the reports of a process, in order.
+    is_refused: another driver has taken over, and nothing is told to this one.
   """
 
   completions: list[Completion] = field(default_factory=list)
   error: str = ''
   link_uses: Mapping[tuple[str, str], LinkUse] = field(default_factory=dict)
   start_s: float | None = None
+  number: int = 0
+  is_refused: bool = False
 
 
 class Holdings(NamedTuple):

@@ -6,38 +6,34 @@ it takes. What they find is news for the loop thread, in order.
 """
 
 from collections.abc import Collection
-from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-import itertools
 import logging
-import math
-import os
 import threading
 import time
 from typing import Any
-import warnings
 
 import ray
 from ray.exceptions import GetTimeoutError
 from ray.exceptions import RayError
 
 from mooncake_jax.backend import LinkUse
-from mooncake_jax.distributed.actor import remote_actor
+from mooncake_jax.blocks.segments import medium
+from mooncake_jax.blocks.segments import owner
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Report
 from mooncake_jax.distributed.hands import ping
+from mooncake_jax.distributed.launching import CALL_S
+from mooncake_jax.distributed.launching import join_ray
+from mooncake_jax.distributed.launching import Launcher
 from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import RaySpec
-from mooncake_jax.distributed.token import check_token
+from mooncake_jax.request import BlockKey
 
 REPORT_S = 1.0  # a worker answers at least so often
 PINGS = 16
-CALL_S = 30.0
-# A local cluster keeps no objects but commands and reports.
-OBJECT_STORE_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,8 @@ class Crew:
     Raises:
       RuntimeError: one of them can't start.
     """
-    self._workers = {worker.name: worker for worker in workers}
+    names = [worker.name for worker in workers]
+    self._launcher = Launcher(workers, spec)
     self._spec = spec
     self._changed = threading.Condition()
     self._news: list[tuple[str, News]] = []
@@ -91,19 +88,22 @@ class Crew:
     self._crash: BaseException | None = None
     self._is_closed = False
     # Who is to be there, and how often each may still be started.
-    self._wanted = self._workers.keys() - {*absent}
-    self._tries = dict.fromkeys(self._workers, spec.max_restarts)
-    self._process = itertools.count()
+    self._wanted = {*names} - {*absent}
+    self._tries = dict.fromkeys(names, spec.max_restarts)
     self._owns_ray = join_ray(spec, len(workers))
     self._members: dict[str, _Member] = {}
     # As of the news taken: what is told to a process is for that process.
     self._known: dict[str, _Member] = {}
     self._launching: dict[str, Any] = {}
     self._starters: dict[str, threading.Thread] = {}
+    self._looked_s = time.monotonic()
+    self._adopted: set[str] = set()  # segments
     try:
+      left = self._launcher.take_over(self._wanted)
+      self._taken_over = frozenset(left)
       actors = {
-        name: self._launch(name)
-        for name in self._workers
+        name: left.get(name) or self._launcher.launch(name)
+        for name in names
         if name in self._wanted
       }
       for name, actor in actors.items():
@@ -121,18 +121,24 @@ class Crew:
     with self._changed:
       return {name: member.address for name, member in self._known.items()}
 
-  def link_uses(
-    self, start_s: float
-  ) -> list[Mapping[tuple[str, str], LinkUse]]:
+  def link_uses(self, start_s: float) -> dict[tuple[str, str], LinkUse]:
     """What instances told last of their links in the run that began then."""
     with self._changed:
       told = [member.last for member in self._members.values()]
-    return [each.link_uses for each in told if each.start_s == start_s]
+    now: dict[tuple[str, str], LinkUse] = {}
+    for report in told:
+      if report.start_s == start_s:
+        for link, use in report.link_uses.items():
+          old = now.get(link, LinkUse(0, 0.0))
+          now[link] = LinkUse(
+            old.num_bytes + use.num_bytes, old.used_s + use.used_s
+          )
+    return now
 
   def tell(self, name: str, commands: Sequence[Command]) -> None:
     """Sends commands to an instance; one that is no more does not mind."""
     if (member := self._member(name)) is not None:
-      member.actor.do.remote(commands)
+      member.actor.do.remote(commands, self._launcher.driver)
 
   def take(self, timeout_s: float) -> tuple[list[tuple[str, News]], bool]:
     """Waits for news, in order; also tells whether it was woken.
@@ -175,6 +181,15 @@ class Crew:
         continue
     return answers
 
+  def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
+    """What an earlier process or driver left there; told once."""
+    name = owner(segment)
+    is_left = medium(segment) == 'ssd' or name in self._taken_over
+    if segment in self._adopted or not is_left:
+      return []
+    self._adopted.add(segment)
+    return self.ask('adopt', segment, names=[name]).get(name, [])
+
   @property
   def process_ids(self) -> dict[str, int]:
     """Numbers of the instances' processes on their hosts, as of now."""
@@ -199,8 +214,11 @@ class Crew:
     if member is not None:
       self._lose(member, f'{name} was let go')
 
-  def close(self) -> None:
-    """Ends all processes, and Ray if it was started here."""
+  def close(self, ends_named: bool = False) -> None:
+    """Ends all processes, and Ray if it was started here.
+
+    Those with a name stay for the next driver, unless `ends_named`.
+    """
     with self._changed:
       self._is_closed = True
       launching = [*self._launching.values()]
@@ -209,27 +227,14 @@ class Crew:
       ray.kill(actor)
     for thread in (self._thread, *starters):
       thread.join()
-    self._shut_down()
+    self._shut_down(ends_named or not self._spec.name)
 
-  def _shut_down(self) -> None:
+  def _shut_down(self, ends_all: bool = True) -> None:
     for member in self._members.values():
-      ray.kill(member.actor)
+      if ends_all:
+        ray.kill(member.actor)
     if self._owns_ray:
       ray.shutdown()
-
-  def _launch(self, name: str) -> Any:
-    spec = self._spec
-    return (
-      remote_actor()
-      .options(
-        num_cpus=spec.num_cpus,
-        num_gpus=spec.num_gpus,
-        resources={**spec.resources.get(name, {})},
-      )
-      .remote(
-        self._workers[name], f'{name}-{next(self._process)}-{os.getpid()}'
-      )
-    )
 
   def _ready(self, name: str, actor: Any) -> _Member:
     """Waits until a process is there and knows the time."""
@@ -263,7 +268,8 @@ class Crew:
         if not asked:
           time.sleep(0.05)  # nobody is there to listen to
           continue
-        ready, _ = ray.wait([*asked], num_returns=1, timeout=0.2)
+        ray.wait([*asked], num_returns=1, timeout=0.2)
+        ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=0)
         for ref in ready:
           self._hear(asked.pop(ref), ref)
         self._miss_silent(asked)
@@ -276,7 +282,9 @@ class Crew:
     with self._changed:
       silent = {*self._members.values()} - {*asked.values()}
     for member in silent:
-      asked[member.actor.report.remote(REPORT_S)] = member
+      asked[member.actor.report.remote(REPORT_S, self._launcher.driver)] = (
+        member
+      )
 
   def _hear(self, member: _Member, ref: Any) -> None:
     try:
@@ -284,6 +292,8 @@ class Crew:
     except RayError as error:
       self._lose(member, f'{member.name} was lost: {_short(error)}')
       return
+    if report.is_refused:
+      raise RuntimeError(f'another driver has taken over {member.name}')
     member.heard_s, member.last = time.monotonic(), report
     if report.error:
       self._lose(member, f'{member.name} was lost: {report.error}')
@@ -292,7 +302,10 @@ class Crew:
 
   def _miss_silent(self, asked: dict[Any, _Member]) -> None:
     now_s = time.monotonic()
+    asleep_s, self._looked_s = now_s - self._looked_s, now_s
     for ref, member in [*asked.items()]:
+      if asleep_s > REPORT_S:  # it was not the others who did not answer
+        member.heard_s += asleep_s
       silent_s = now_s - member.heard_s
       if silent_s > self._spec.silence_s:
         del asked[ref]
@@ -335,7 +348,7 @@ class Crew:
         del self._starters[name]
         return None
       self._tries[name] -= 1
-      actor = self._launching[name] = self._launch(name)
+      actor = self._launching[name] = self._launcher.launch(name)
       return actor
 
   def _admit(self, member: _Member) -> bool:
@@ -348,38 +361,6 @@ class Crew:
       self._members[member.name] = member
       self._post(member.name, Joined(member.address))
       return True
-
-
-def join_ray(spec: RaySpec, num_workers: int) -> bool:
-  """Joins the cluster, or starts a local one; whether it did that.
-
-  A local one asks for a token, which nobody else knows.
-  """
-  if ray.is_initialized():
-    return False
-  if spec.address is not None:
-    ray.init(spec.address, logging_level=logging.ERROR)
-    return True
-  check_token()
-  os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
-  # Ray would have its workers yield to all else on the machine (nice 15).
-  os.environ.setdefault('RAY_worker_niceness', '0')
-  with warnings.catch_warnings():
-    # It forks to run its own programs at once, which threads don't mind.
-    warnings.simplefilter('ignore', RuntimeWarning)
-    _start_ray(spec, num_workers)
-  return True
-
-
-def _start_ray(spec: RaySpec, num_workers: int) -> None:
-  # Without 'local' it would join another that it finds here.
-  ray.init(
-    'local',
-    num_cpus=max(1, math.ceil(num_workers * spec.num_cpus)),
-    include_dashboard=False,
-    object_store_memory=OBJECT_STORE_BYTES,
-    logging_level=logging.ERROR,
-  )
 
 
 def _short(error: BaseException) -> str:

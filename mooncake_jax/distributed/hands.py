@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import replace
 import itertools
+import logging
 import threading
 import time
 from typing import Any
@@ -25,11 +26,13 @@ from mooncake_jax.backend import WorkId
 from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.channel import Address
+from mooncake_jax.distributed.handover import Estate
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.progress import MAX_FAILED
 from mooncake_jax.request import BlockKey
 
 LOOK_EVERY_S = 1.0
+DRIVER_SILENCE_S = 30.0  # a driver asks for reports once a second
 
 
 class Arriving(Protocol):
@@ -62,10 +65,12 @@ class Hands(Generic[AnyBackend]):
     instance: its name.
     backend: of this one instance; a subclass makes it.
     arrivals: what others send.
+    estate: what a driver leaves to the next; None where there are no bytes.
   """
 
   backend: AnyBackend
   arrivals: Arriving
+  estate: Estate | None = None
 
   def __init__(self, instance: str):
     """Idle; `_begin` starts it."""
@@ -82,6 +87,9 @@ class Hands(Generic[AnyBackend]):
     # Those that ended badly, the oldest first; None: it could not start.
     self._failed: OrderedDict[WorkId, WorkId | None] = OrderedDict()
     self._incoming: dict[WorkId, tuple[int, ...]] = {}
+    self._writes: dict[WorkId, list[Replica]] = {}
+    self._driver, self._heard_s = '', time.monotonic()
+    self._has_worked, self._is_taken, self._let_go_why = False, True, ''
     self._thread = threading.Thread(
       target=self._main, name=f'{instance}-loop', daemon=True
     )
@@ -94,26 +102,53 @@ class Hands(Generic[AnyBackend]):
     """The driver's clock is so far ahead of this process's."""
     self._offset_s = ahead_s
 
-  def do(self, commands: Sequence[c.Command]) -> None:
-    """Has commands carried out, in order."""
+  def take_over(self, driver: str, patience_s: float) -> None:
+    """Makes it another driver's; what the one before had begun ends first.
+
+    Raises:
+      TimeoutError: it did not end within `patience_s`.
+    """
     with self._changed:
-      self._commands += commands
+      self._driver, self._heard_s = driver, time.monotonic()
+      self._is_taken = False
+      self._commands = [c.LetGo(f'{driver} has taken over')]
+      self.backend.wake()
+      if not self._changed.wait_for(lambda: self._is_taken, patience_s):
+        raise TimeoutError(f'works under way did not end in {patience_s} s')
+
+  def do(
+    self, commands: Sequence[c.Command], driver: str | None = None
+  ) -> None:
+    """Has commands carried out, in order; ignores those of an old driver.
+
+    Args:
+      driver: whose they are; None: of this process itself.
+    """
+    with self._changed:
+      if driver in (None, self._driver):
+        self._commands += commands
     self.backend.wake()
 
-  def report(self, patience_s: float) -> c.Report:
+  def report(self, patience_s: float, driver: str = '') -> c.Report:
     """What there is to tell; waits for it, at most so long."""
     with self._changed:
-      self._changed.wait_for(self._has_news, patience_s)
-      report = self._report
-      self._report = c.Report(error=report.error)
+      self._changed.wait_for(
+        lambda: self._has_news() or driver != self._driver, patience_s
+      )
+      if driver != self._driver:
+        return c.Report(is_refused=True)
+      self._heard_s, report = time.monotonic(), self._report
+      self._report = c.Report(error=report.error, number=report.number + 1)
     # In this order: counts of a new run are never told as an old one's.
     report.start_s = self._start_s
     report.link_uses = self.backend.link_uses()
     return report
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
-    """See `Backend`; before any work."""
-    return self.backend.adopt(segment)
+    """See `Backend`; before any work, or after `take_over`."""
+    if not self._has_worked:
+      return self.backend.adopt(segment)
+    return [] if self.estate is None else self.estate.blocks(segment)
 
   def end(self) -> None:
     """Ends the thread; works under way are dropped."""
@@ -142,6 +177,7 @@ class Hands(Generic[AnyBackend]):
       while not self._is_closed:
         for command in self._take():
           self._carry_out(command)
+        self._look_after()
         until_s = self.backend.now_s() + LOOK_EVERY_S
         if completions := self.backend.wait(until_s):
           self._tell([self._named(each) for each in completions])
@@ -158,7 +194,44 @@ class Hands(Generic[AnyBackend]):
   def _tell(self, completions: list[Completion]) -> None:
     with self._changed:
       self._report.completions += completions
+      number = self._report.number
       self._changed.notify_all()
+    for each in completions:
+      if each.done and (written := self._writes.pop(each.work_id, None)):
+        if each.status == 'completed' and self.estate is not None:
+          self.estate.wrote(written, number)
+
+  def _look_after(self) -> None:
+    """What no driver asks for: works of one that is no more end."""
+    silent_s = time.monotonic() - self._heard_s
+    if self._local and silent_s > DRIVER_SILENCE_S:
+      self._let_go(f'its driver said nothing for {silent_s:.0f} s')
+    if self._local:
+      return
+    self._let_go_why = ''
+    if self._is_taken or self._commands:
+      return
+    if self.estate is not None:
+      self.estate.hand_over()
+    self._failed.clear()
+    self._start_s, self._offset_s = None, 0.0
+    with self._changed:
+      self._report = c.Report(error=self._report.error)
+      self._is_taken = True
+      self._changed.notify_all()
+
+  def _let_go(self, why: str) -> None:
+    """Ends all works, as soon as they can."""
+    self._let_go_why = why
+    if self._local:
+      logging.getLogger(__name__).warning(
+        '%d works end: %s', len(self._local), why
+      )
+    for local in [*self._local.values()]:
+      self.backend.cancel(local)
+    for numbers in [*self._incoming.values()]:
+      for number in numbers:
+        self.arrivals.fail(number, ConnectionError(why))
 
   def _carry_out(self, command: c.Command) -> None:
     backend = self.backend
@@ -171,7 +244,14 @@ class Hands(Generic[AnyBackend]):
       case c.Begin():
         self.arrivals.begin_at(command.number)
       case c.Forget():
+        if self.estate is not None:
+          self.estate.forget(command.replicas)
         backend.drop(command.replicas)
+      case c.Heard():
+        if self.estate is not None:
+          self.estate.settle(command.report)
+      case c.LetGo():
+        self._let_go(command.why)
       case c.Miss():
         for number in command.numbers:
           self.arrivals.fail(number, ConnectionError(command.why))
@@ -183,10 +263,12 @@ class Hands(Generic[AnyBackend]):
 
   def _start(self, command: c.Prefill | c.Decode | c.Transfer) -> None:
     """Starts a work; one that can't start ends as 'failed'."""
-    work_id = command.work_id
+    work_id, self._has_worked = command.work_id, True
     try:
       if isinstance(command, c.Transfer):
         self._incoming[work_id] = arriving(command.ops)
+        if self.estate is not None:
+          self._writes[work_id] = self.estate.claim(command.ops)
       local = self._started(command)
     except Exception as error:
       now_s = self.backend.now_s()
@@ -246,7 +328,10 @@ class Hands(Generic[AnyBackend]):
           self.arrivals.complete(number)
       else:
         self._ended(work_id, local)
-    return replace(completion, work_id=work_id)
+    error = completion.error
+    if completion.status == 'cancelled' and self._let_go_why:
+      error = self._let_go_why
+    return replace(completion, work_id=work_id, error=error)
 
 
 def arriving(ops: Any) -> tuple[int, ...]:

@@ -53,6 +53,10 @@ class SimWorkerSpec:
     """See `backend.Sized`."""
     return True
 
+  def with_secret(self, secret: str) -> 'SimWorkerSpec':
+    """The same, with the secret of others."""
+    return replace(self, secret=secret)
+
   def start(self, process: str, bind: str) -> 'SimWorker':
     """See `spec.ProcessSpec`."""
     return SimWorker(replace(self, wire=replace(self.wire, bind=bind)))

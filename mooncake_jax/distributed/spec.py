@@ -59,6 +59,9 @@ class RaySpec:
   Attributes:
     address: of a cluster that runs, 'auto' or 'HOST:PORT'; None starts one on
       this machine and ends it afterwards.
+    name: instances outlive their driver under this name, and the next driver
+      of that name takes them over with the blocks that they hold; '' has them
+      end with it. Needs an `address`.
     wire: how KVCache gets from process to process.
     num_cpus, num_gpus: that an instance takes of its node.
     resources: more of what an instance takes, by its name: where it goes.
@@ -72,6 +75,7 @@ class RaySpec:
   """
 
   address: str | None = None
+  name: str = ''
   wire: WireSpec = WireSpec()
   num_cpus: float = 1.0
   num_gpus: float = 0.0
@@ -83,6 +87,11 @@ class RaySpec:
   simulated: bool = False
 
   def __post_init__(self):
+    if self.name and self.address is None:
+      raise ValueError(
+        f'RaySpec.name={self.name!r} needs RaySpec.address: a cluster that a '
+        'driver starts ends with it'
+      )
     for name in ('start_s', 'silence_s'):
       if getattr(self, name) <= 0:
         raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be > 0')
@@ -110,11 +119,19 @@ class Process(Protocol):
     """The driver's clock is so far ahead of this process's."""
     ...
 
-  def do(self, commands: Sequence[Command]) -> None:
-    """Has commands carried out, in order."""
+  def take_over(self, driver: str, patience_s: float) -> None:
+    """Makes it another driver's; what the one before had begun ends first.
+
+    Raises:
+      TimeoutError: it did not end within `patience_s`.
+    """
     ...
 
-  def report(self, patience_s: float) -> Report:
+  def do(self, commands: Sequence[Command], driver: str) -> None:
+    """Has commands carried out, in order; ignores those of an old driver."""
+    ...
+
+  def report(self, patience_s: float, driver: str) -> Report:
     """What there is to tell; waits for it, at most so long."""
     ...
 
@@ -150,6 +167,15 @@ class ProcessSpec(Protocol):
   @property
   def wire(self) -> WireSpec:
     """How it sends and listens."""
+    ...
+
+  @property
+  def secret(self) -> str:
+    """What all processes of the cluster know."""
+    ...
+
+  def with_secret(self, secret: str) -> 'ProcessSpec':
+    """The same, with the secret of others."""
     ...
 
   def can_be(self, role: str) -> bool:

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import Status
@@ -93,6 +94,12 @@ class Work:
       first.error,
       op_status=self._statuses(order),
     )
+
+  def unstarted(self, now_s: float, status: Status, error: str) -> Completion:
+    """Of one that was not started, and won't be."""
+    ops = ('cancelled' if status == 'cancelled' else 'failed',) * self.num_ops
+    end = failed(self.work_id, now_s, error or status)
+    return replace(end, status=status, op_status=ops)
 
   def _statuses(self, order: Sequence[str]) -> tuple[Status, ...]:
     found: list[list[Status]] = [[] for _ in range(self.num_ops)]

@@ -17,6 +17,7 @@ from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Holdings
+from mooncake_jax.distributed.handover import Estate
 from mooncake_jax.distributed.hands import Hands
 from mooncake_jax.distributed.holdings import holdings_of
 from mooncake_jax.distributed.landing import Landing
@@ -67,6 +68,10 @@ class WorkerSpec:
     """See `backend.Sized`."""
     return self.instance.can_be(role)
 
+  def with_secret(self, secret: str) -> 'WorkerSpec':
+    """The same, with the secret of others."""
+    return replace(self, secret=secret)
+
   def start(self, process: str, bind: str) -> 'Worker':
     """See `spec.ProcessSpec`."""
     wire = replace(self.wire, bind=bind)
@@ -104,6 +109,7 @@ class Worker(Hands[DeviceBackend]):
       wires=[*self._wires.values()],
       arrivals=self.arrivals,
     )
+    self.estate = Estate(self.backend)
     warmup(self.backend)
     self._shape = PartShape(
       spec.config.num_layers,

@@ -8,6 +8,8 @@ write, read   (with an SSD) copy parts to its segment and from it
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 import jax
@@ -138,6 +140,19 @@ class Instance:
   def adopt(self) -> list[tuple[BlockKey, int]]:
     """Whole blocks that an earlier process left on the SSD: (key, bytes)."""
     return [] if self._ssd is None else self._ssd.adopt()
+
+  def keep_only(
+    self, numbers: Mapping[int, int], ssd_keys: Collection[BlockKey]
+  ) -> None:
+    """Forgets all other blocks of host memory, and of the SSD.
+
+    Args:
+      numbers: by a replica's the one that it has from now on.
+    """
+    self.segment.keep_only(numbers)
+    if self._ssd is not None and self.ssd is not None:
+      self._ssd.keep_only(ssd_keys)
+      self.ssd.clean()
 
   def close(self) -> None:
     """Ends the threads; what is under way on the devices is waited for."""

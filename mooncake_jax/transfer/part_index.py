@@ -6,6 +6,7 @@ Kept by key, for names on the medium say no more. A part has a place from
 it is removed, until somebody has deleted it. Any thread may call.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field
@@ -121,6 +122,16 @@ class PartIndex:
         if block is not None:
           for layers in [*block.parts]:
             self._remove(replica.key, block, layers)
+
+  def keep_only(self, keys: Collection[BlockKey]) -> None:
+    """Removes all others; those wait to be asked for, as if adopted."""
+    with self._lock:
+      for key, block in [*self._blocks.items()]:
+        if key in keys:
+          block.replica_id = None
+          continue
+        for layers in [*block.parts]:
+          self._remove(key, block, layers)
 
   def take_forgotten(self) -> set[str]:
     """Names to be deleted now."""

@@ -6,6 +6,7 @@ refuses what does not fit. Any thread may call it.
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 import threading
 from typing import NamedTuple
 
@@ -92,6 +93,24 @@ class HostSegment:
       }
     ranges = covering(parts, start_layer, stop_layer, self._name(replica_id))
     return tuple(parts[layers] for layers in ranges)
+
+  def keep_only(self, numbers: Mapping[int, int]) -> None:
+    """Forgets all others; those bear the numbers that they are mapped to."""
+    with self._lock:
+      self._parts = {
+        numbers[replica_id]: parts
+        for replica_id, parts in self._parts.items()
+        if replica_id in numbers
+      }
+      self._used_bytes = sum(
+        part.num_bytes for parts in self._parts.values() for part in parts
+      )
+
+  def rename(self, replica_id: int, number: int) -> None:
+    """A replica bears another number from now on; ignores an unknown one."""
+    with self._lock:
+      if parts := self._parts.pop(replica_id, None):
+        self._parts[number] = parts
 
   def drop(self, replica_ids: Iterable[int]) -> None:
     """Forgets replicas; ignores those it does not have."""

@@ -10,6 +10,7 @@ lock, deletions first: what was dropped before a put never takes the put's
 entry along, and its room is free by then.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterable
 import re
 import threading
@@ -95,6 +96,10 @@ class SsdSegment:
       self._index.still_forgotten(set(names))
     self.sweep()
     return adopted
+
+  def keep_only(self, keys: Collection[BlockKey]) -> None:
+    """Forgets all other blocks; those wait to be asked for, as if adopted."""
+    self._index.keep_only(keys)
 
   def store(self, replica: Replica, part: Part) -> None:
     """See `FarSegment`."""

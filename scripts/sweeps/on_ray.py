@@ -39,7 +39,7 @@ def run_points(
   try:
     import ray
 
-    from mooncake_jax.distributed.crew import join_ray
+    from mooncake_jax.distributed.launching import join_ray
     from mooncake_jax.distributed.spec import RaySpec
   except ImportError:
     raise ConfigError("--ray needs pip install -e '.[cluster]'") from None

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances' processes on a Ray cluster: started, or taken over."""
+
+from collections.abc import Collection
+from collections.abc import Sequence
+import itertools
+import logging
+import math
+import os
+import time
+from typing import Any
+import warnings
+
+import ray
+from ray.exceptions import RayError
+from ray.exceptions import RayTaskError
+from ray.util import list_named_actors
+
+from mooncake_jax.distributed.actor import remote_actor
+from mooncake_jax.distributed.actor import TAKE_S
+from mooncake_jax.distributed.spec import ProcessSpec
+from mooncake_jax.distributed.spec import RaySpec
+from mooncake_jax.distributed.token import check_token
+
+CALL_S = 30.0
+# A local cluster keeps no objects but commands and reports.
+OBJECT_STORE_BYTES = 128 << 20
+
+
+class Launcher:
+  """Makes instances' processes one driver's. Any thread may call."""
+
+  def __init__(self, workers: Sequence[ProcessSpec], spec: RaySpec):
+    self._workers = {worker.name: worker for worker in workers}
+    self._spec = spec
+    self._numbers = itertools.count()
+    self.driver = f'driver-{os.getpid()}-{time.time_ns()}'
+
+  def launch(self, name: str) -> Any:
+    """An actor that loads and compiles."""
+    spec, title = self._spec, f'{name}-{next(self._numbers)}-{self.driver}'
+    lasting = {}
+    if spec.name:
+      lasting = {
+        'name': f'{name}/{title}',
+        'namespace': spec.name,
+        'lifetime': 'detached',
+      }
+    return (
+      remote_actor()
+      .options(
+        num_cpus=spec.num_cpus,
+        num_gpus=spec.num_gpus,
+        resources={**spec.resources.get(name, {})},
+        **lasting,
+      )
+      .remote(self._workers[name], title, self.driver)
+    )
+
+  def take_over(self, wanted: Collection[str]) -> dict[str, Any]:
+    """Processes that an earlier driver of this name left, by instance.
+
+    One that does not answer, or is not wanted, is ended.
+
+    Raises:
+      RuntimeError: one was made of other things.
+    """
+    found: dict[str, Any] = {}
+    named: Any = list_named_actors(all_namespaces=True)
+    for each in named if self._spec.name else ():
+      if each['namespace'] != self._spec.name:
+        continue
+      actor = ray.get_actor(each['name'], each['namespace'])
+      name = each['name'].partition('/')[0]
+      if name in wanted and name not in found and self._takes(name, actor):
+        found[name] = actor
+      else:
+        ray.kill(actor)
+    return found
+
+  def _takes(self, name: str, actor: Any) -> bool:
+    """Whether a process goes on as this driver's."""
+    asked = actor.take_over.remote(self.driver, self._workers[name])
+    try:
+      secret: Any = ray.get(asked, timeout=2 * TAKE_S)
+    except RayTaskError as error:
+      if isinstance(error.cause, ValueError):
+        raise RuntimeError(
+          f'instance {name!r} of RaySpec.name={self._spec.name!r}: '
+          f'{error.cause}; end it, or take another name'
+        ) from error
+      return False
+    except RayError:
+      return False
+    # Those that are started from now on must know it too.
+    self._workers = {
+      other: worker.with_secret(secret)
+      for other, worker in self._workers.items()
+    }
+    return True
+
+
+def join_ray(spec: RaySpec, num_workers: int) -> bool:
+  """Joins the cluster, or starts a local one; whether it did that.
+
+  A local one asks for a token, which nobody else knows.
+  """
+  if ray.is_initialized():
+    return False
+  if spec.address is not None:
+    ray.init(spec.address, logging_level=logging.ERROR)
+    return True
+  check_token()
+  os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+  # Ray would have its workers yield to all else on the machine (nice 15).
+  os.environ.setdefault('RAY_worker_niceness', '0')
+  with warnings.catch_warnings():
+    # It forks to run its own programs at once, which threads don't mind.
+    warnings.simplefilter('ignore', RuntimeWarning)
+    _start_ray(spec, num_workers)
+  return True
+
+
+def _start_ray(spec: RaySpec, num_workers: int) -> None:
+  # Without 'local' it would join another that it finds here.
+  ray.init(
+    'local',
+    num_cpus=max(1, math.ceil(num_workers * spec.num_cpus)),
+    include_dashboard=False,
+    object_store_memory=OBJECT_STORE_BYTES,
+    logging_level=logging.ERROR,
+  )
