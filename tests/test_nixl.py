@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from mooncake_jax.backend import Replica
 from mooncake_jax.distributed.channel import Channel
 from mooncake_jax.distributed.nixl import NixlMover
 from wire_pieces import ends
@@ -98,3 +99,28 @@ def test_a_read_whose_offer_was_given_up_does_not_count():
     helper.join()
   for each in (inlet, outlet, channel, server, here, there):
     each.close()
+
+
+def test_arrays_that_are_sent_twice_at_once_are_let_go_of_once():
+  """NIXL 1.5.1 ends the process that registers and deregisters them twice."""
+  pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
+  here, there = [NixlMover(f'{e}-{time.time()}', 'lo') for e in 'rs']
+  with ends([there, here], limit=64 << 20) as (wire, arrivals, _):
+    got, sent = Got(arrivals, 1), part((0, 4), 64)
+    replica = Replica(wire.name, 1, b'')
+
+    def work() -> None:
+      for _ in range(20):
+        assert wire.store_all([(replica, sent)] * 3) == [None] * 3
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join(30)
+    assert len(got.parts) == 180
+    for arrived in got.parts:
+      np.testing.assert_array_equal(arrived.slices[0], sent.slices[0])
+    assert not here._registered and not there._registered
+  here.close()
+  there.close()

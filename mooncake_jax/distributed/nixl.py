@@ -19,7 +19,9 @@ NIXL comes without torch in the wheel `nixl-cu12`. Importing it and making an
 agent takes 0.8 s.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -66,7 +68,7 @@ class _Read:
   peer: str
   xfer: Any
   into: Sequence[np.ndarray]
-  handle: Any
+  places: Places
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,7 @@ class _Held:
 
   until_s: float
   arrays: Sequence[np.ndarray]
-  handle: Any
+  places: Places
 
 
 class NixlMover:
@@ -97,6 +99,7 @@ class NixlMover:
     self.abandoned: list[_Read] = []  # their callers gave up
     self.held: list[_Held] = []
     self._peers: dict[str, _Peer] = {}
+    self._registered: Counter[tuple[int, int]] = Counter()
     config = api.nixl_agent_config(
       False, False, backends=['UCX'], sync_mode=_strict(api)
     )
@@ -137,32 +140,49 @@ class NixlMover:
     with self.lock:
       self.agent.get_new_notifs()
 
-  def register(self, arrays: Sequence[np.ndarray]) -> Any:
-    places = [(a.ctypes.data, a.nbytes, 0, '') for a in arrays]
-    with self.lock:
-      return self.agent.register_memory(places, 'DRAM')
+  def register(self, arrays: Sequence[np.ndarray]) -> Places:
+    """Makes arrays readable; those that are so already are counted.
 
-  def deregister(self, handle: Any) -> None:
+    Registered twice and let go of twice, NIXL 1.5.1 ends the process.
+    """
+    places = [(array.ctypes.data, array.nbytes) for array in arrays]
     with self.lock:
-      self.agent.deregister_memory(handle)
+      new = {*places} - self._registered.keys()
+      if new:
+        self.agent.register_memory(_with_empty(new), 'DRAM')
+      self._registered.update(places)
+    return places
 
-  def describe(self, handle: Any) -> bytes:
+  def deregister(self, places: Places) -> None:
+    with self.lock:
+      self._registered.subtract(places)
+      gone = [each for each in {*places} if not self._registered[each]]
+      for each in gone:
+        del self._registered[each]
+      if gone:
+        self.agent.deregister_memory(self._described(gone))
+
+  def describe(self, places: Places) -> bytes:
     """What another agent must know to read what is registered."""
     with self.lock:
-      return self.agent.get_partial_agent_metadata(handle, True, ['UCX'])
+      descs = self._described({*places})
+      return self.agent.get_partial_agent_metadata(descs, True, ['UCX'])
+
+  def _described(self, places: Iterable[tuple[int, int]]) -> Any:
+    return self.agent.get_reg_descs(_with_empty(places), 'DRAM')
 
   def hold(
-    self, arrays: Sequence[np.ndarray], handle: Any, hold_s: float
+    self, arrays: Sequence[np.ndarray], places: Places, hold_s: float
   ) -> None:
     """Keeps an offer that was given up, at least for so long."""
     with self.lock:
-      self.held.append(_Held(time.monotonic() + hold_s, arrays, handle))
+      self.held.append(_Held(time.monotonic() + hold_s, arrays, places))
 
   def release(self) -> None:
     """Lets go of offers that were held long enough."""
     with self.lock:
       while self.held and self.held[0].until_s < time.monotonic():
-        self.deregister(self.held.pop(0).handle)
+        self.deregister(self.held.pop(0).places)
 
   def begin_read(
     self,
@@ -176,15 +196,15 @@ class NixlMover:
     Raises:
       ConnectionError: there is nothing to read.
     """
-    handle = self.register(into)
+    here = self.register(into)
     try:
       with self.lock:
         self._know(peer, description, places)
-        read = _Read(peer, self._begun(peer, places, into), into, handle)
+        read = _Read(peer, self._begun(peer, places, into), into, here)
         self._peers[peer].num_reads += 1
         return read
     except Exception as error:  # NIXL's errors have no common base
-      self.deregister(handle)
+      self.deregister(here)
       raise ConnectionError(f'no read from {peer}: {error!r}') from error
 
   def state(self, read: _Read) -> str:
@@ -208,7 +228,7 @@ class NixlMover:
         if self.state(read) != 'PROC':
           self.abandoned.remove(read)
           self.agent.release_xfer_handle(read.xfer)
-          self.deregister(read.handle)
+          self.deregister(read.places)
           if read.peer in self._peers:
             self._peers[read.peer].num_reads -= 1
 
@@ -261,17 +281,17 @@ class _NixlOutlet:
     mover = self._mover
     mover.release()
     arrays = [*map(np.ascontiguousarray, arrays)]
-    handle = mover.register(arrays)
+    places = mover.register(arrays)
     note = {
-      'agent': mover.describe(handle).hex(),
-      'places': [array.ctypes.data for array in arrays],
+      'agent': mover.describe(places).hex(),
+      'places': [at for at, _ in places],
     }
     try:
       yield Offer(note)
     except BaseException:
-      mover.hold(arrays, handle, hold_s)
+      mover.hold(arrays, places, hold_s)
       raise
-    mover.deregister(handle)
+    mover.deregister(places)
 
   @property
   def help(self) -> Callable[[], None]:
@@ -344,6 +364,11 @@ class _NixlInlet:
         if channel.is_gone or now_s - begun_s > stall_s:
           return False
     return state == 'DONE' and not channel.is_gone
+
+
+def _with_empty(places: Iterable[tuple[int, int]]) -> list[Any]:
+  """As NIXL takes them: on device 0, with no more to say."""
+  return [(at, num_bytes, 0, '') for at, num_bytes in places]
 
 
 def _strict(api: Any) -> Any:
