@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,18 +25,35 @@ from mooncake_jax.transfer.host_memory import keep_freed_memory
 from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
+from scripts.hosts import Hosts
+from scripts.hosts import led
 from scripts.kv_scales import measured_scales
 
 
 @contextmanager
 def device_backend(
-  experiment: Experiment, config: ModelConfig
+  experiment: Experiment, config: ModelConfig, hosts: Hosts | None = None
 ) -> Iterator[DeviceBackend]:
   """Loads weights onto each instance and compiles; ends all at the end.
+
+  Args:
+    hosts: this process leads those of a job.
 
   Raises:
     ValueError: too few devices.
   """
+  with loaded(experiment, config) as backend:
+    with nullcontext() if hosts is None else led(backend, hosts):
+      seconds = warmup(backend)
+      print(f'loaded and compiled in {seconds:.0f} s', file=sys.stderr)
+      yield backend
+
+
+@contextmanager
+def loaded(
+  experiment: Experiment, config: ModelConfig
+) -> Iterator[DeviceBackend]:
+  """The engine with its weights, of which nothing is compiled yet."""
   spec = experiment.cluster
   start_jax(num_devices(spec))
   instances = [
@@ -61,8 +79,6 @@ def device_backend(
     kv_dtype=spec.kv_dtype,
     stores=stores,
   ) as backend:
-    seconds = warmup(backend)
-    print(f'loaded and compiled in {seconds:.0f} s', file=sys.stderr)
     yield backend
 
 

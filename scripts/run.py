@@ -2,7 +2,8 @@
 """Serves a workload as a gin file says, on devices or in simulation.
 
   python scripts/run.py configs/run/NAME.gin [--bind 'X.y=z'] [--out DIR]
-    [--parquet] [--resume]
+    [--parquet] [--resume] [--multihost |
+    --coordinator HOST:PORT --num-processes N --process-id I]
 
 Prints a progress bar and a table, and leaves the results folder in DIR, or in
 results/NAME, or with --bind in results/NAME-y=z, beside what it varies. The
@@ -14,6 +15,7 @@ where all is done.
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 import re
@@ -26,8 +28,13 @@ from scripts import resuming
 from scripts.config import load
 from scripts.errors import one_line_errors
 from scripts.experiment import Experiment
+from scripts.hosts import add_options
+from scripts.hosts import follow
+from scripts.hosts import hosts_of
+from scripts.hosts import on_hosts
 from scripts.running import folder_of
 from scripts.running import run
+from scripts.serving import backends
 
 LONGEST_NAME = 80  # of a folder's; some file systems take 255 bytes
 
@@ -45,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     '--resume', action='store_true', help='go on with what DIR holds'
   )
+  add_options(parser)
   args = parser.parse_args(argv)
   out = args.out or Path('results') / name_of(args.config, args.bind)
   with one_line_errors():
@@ -58,9 +66,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     elif is_unfinished(out):
       print(f'{out}: begins anew; --resume would go on', file=sys.stderr)
+    hosts = hosts_of(args, experiment)
+    opened = backends if hosts is None else partial(on_hosts, hosts)
     try:
       with resuming.ends_on_sigterm():
-        outcomes = run(experiment, operative, out, resumes=args.resume)
+        if hosts is not None and not hosts.join(experiment):
+          follow(experiment)
+          return 0
+        outcomes = run(experiment, operative, out, opened, resumes=args.resume)
     except resuming.Preempted:
       print(f'ended by SIGTERM; --resume goes on: {out}', file=sys.stderr)
       return resuming.PREEMPTED

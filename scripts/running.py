@@ -143,16 +143,17 @@ def _environment(
   parts: list[dict[str, Any]],
 ) -> dict[str, Any]:
   """Where it ran, in which parts, and which requests could not be made."""
-  devices, platform = [], None
+  devices, platform, processes = [], None, 1
   if experiment.backend == 'device':
     import jax
 
     devices = [str(device) for device in jax.devices()]
-    platform = jax.default_backend()
+    platform, processes = jax.default_backend(), jax.process_count()
   seed = getattr(experiment.workload, 'seed', None)
   left_out = list(outcome.prepared.errors)
   return environment(devices, seed, started) | {
     'jax_backend': platform,
+    'processes': processes,
     'left_out': left_out,
     'parts': parts,
     'resumed': len(parts) > 1,

@@ -252,9 +252,16 @@ def backends(
     from scripts.device import device_backend as opened
 
   with opened(experiment, config) as backend:
+    yield partial(restarted, backend)
 
-    def again(at_s: float = 0.0) -> Backend:
-      backend.restart_clock(at_s=at_s)
-      return backend
 
-    yield again
+class Restartable(Backend, Protocol):
+  """A backend whose clock can be set."""
+
+  def restart_clock(self, *, at_s: float = 0.0) -> None: ...
+
+
+def restarted(backend: Restartable, at_s: float = 0.0) -> Backend:
+  """The same idle backend, whose clock stands at `at_s`."""
+  backend.restart_clock(at_s=at_s)
+  return backend

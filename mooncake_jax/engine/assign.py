@@ -21,7 +21,7 @@ def assign_devices(
     ValueError: there are too few, two instances have one name, or one shares
       those of an instance that does not come before it.
   """
-  devices = jax.devices()
+  devices = _in_turns(jax.devices())
   names = [spec.name for spec in instances]
   if len(set(names)) < len(names):
     raise ValueError(f'two instances have one name: {names=}')
@@ -47,8 +47,32 @@ def assign_devices(
         f'InstanceSpec {spec.name!r}: devices={spec.devices} do not divide '
         f'among its {spec.num_stages} stages'
       )
-    assigned.append(tuple(devices[i] for i in own))
+    assigned.append(_spread(spec, [devices[i] for i in own]))
   return assigned
+
+
+def _in_turns(devices: Sequence[Device]) -> list[Device]:
+  """The first of each process, then the second of each, ..."""
+  of: dict[int, list[Device]] = {}
+  for device in devices:
+    of.setdefault(device.process_index, []).append(device)
+  turns = itertools.zip_longest(*(of[process] for process in sorted(of)))
+  return [device for turn in turns for device in turn if device is not None]
+
+
+def _spread(
+  spec: InstanceSpec, devices: Sequence[Device]
+) -> tuple[Device, ...]:
+  """Those of a process side by side; all processes have as many."""
+  processes = [device.process_index for device in devices]
+  counts = {processes.count(i) for i in range(jax.process_count())}
+  if len(counts) > 1:
+    raise ValueError(
+      f'InstanceSpec {spec.name!r}: num_devices={spec.num_devices} must be a '
+      f'multiple of the {jax.process_count()} processes, which all have a part '
+      'of every instance'
+    )
+  return tuple(sorted(devices, key=lambda device: device.process_index))
 
 
 def _host(spec: InstanceSpec, before: list[str]) -> int:

@@ -16,6 +16,7 @@ from mooncake_jax.engine.owner import Owner
 from mooncake_jax.engine.programs import PrefillPrograms
 from mooncake_jax.engine.progress import Layers
 from mooncake_jax.engine.reader import Reader
+from mooncake_jax.engine.spanning import SpanningPool
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.spmd import TickPipe
 from mooncake_jax.engine.stage import Stage
@@ -28,6 +29,7 @@ from mooncake_jax.model import sharding
 from mooncake_jax.model.products import can_stay_stacked
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.transfer.budget import ByteBudget
+from mooncake_jax.transfer.heads import spans_processes
 
 Crash = Callable[[str, BaseException], None]
 
@@ -145,4 +147,12 @@ class Builder:
     self, mesh: Mesh, layers: Layers, num_layers: int | None = None
   ) -> StagePool:
     what = (mesh, layers, self._layout, self._kv_dtype, num_layers)
-    return StagePool(self._config, self._spec, *what)
+    if not spans_processes(mesh):
+      return StagePool(self._config, self._spec, *what)
+    if len(self._ranges) > 1:
+      raise ValueError(
+        f'InstanceSpec {self._spec.name!r}: stage_layers='
+        f'{self._spec.stage_layers}, but only an instance of one stage spans '
+        'processes'
+      )
+    return SpanningPool(self._config, self._spec, *what)

@@ -8,6 +8,7 @@ B batch row, P page of a page table.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -71,6 +72,13 @@ class MeshModel:
     Returns:
       What the next group takes; after the last layer, the token drawn.
     """
+    return self.pool.in_turn(
+      partial(self._compute, inputs, group, x), 'prefill', (group,)
+    )
+
+  def _compute(
+    self, inputs: ChunkInputs, group: int, x: jax.Array | None
+  ) -> jax.Array:
     out, _, self.pool.kv = self._prefill(
       self._group_params[group],
       self.config,
@@ -107,7 +115,11 @@ class MeshModel:
 
   def step(self, batch: Batch) -> tuple[Batch, jax.Array]:
     """Steps a batch by one token; returns the report on it [B, R] too."""
-    batch, report_BR, self.pool.kv = self.steps(self.pool.kv, batch)
+    batch, report_BR = self.pool.in_turn(partial(self._step, batch), 'step')
     if not self.pool.can_copy_now:  # a CPU's arrays are read where they are
       report_BR.copy_to_host_async()
+    return batch, report_BR
+
+  def _step(self, batch: Batch) -> tuple[Batch, jax.Array]:
+    batch, report_BR, self.pool.kv = self.steps(self.pool.kv, batch)
     return batch, report_BR

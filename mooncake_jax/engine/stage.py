@@ -11,6 +11,8 @@ from mooncake_jax.engine.tasks import Desk
 from mooncake_jax.engine.tasks import Task
 from mooncake_jax.transfer.heads import DevicePlace
 from mooncake_jax.transfer.heads import HostPlace
+from mooncake_jax.transfer.heads import SpanningPlace
+from mooncake_jax.transfer.heads import spans_processes
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,8 @@ class Stage:
 
   @cached_property
   def device_place(self) -> DevicePlace:
-    return DevicePlace(self.desk.pool.mesh)
+    mesh = self.desk.pool.mesh
+    return (SpanningPlace if spans_processes(mesh) else DevicePlace)(mesh)
 
   @cached_property
   def host_place(self) -> HostPlace:

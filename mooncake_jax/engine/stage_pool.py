@@ -9,10 +9,12 @@ them in place.
 T chunk token, P page of a page table, n pages.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -31,7 +33,10 @@ from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.request import Sampling
 from mooncake_jax.transfer import cpu_copies
+from mooncake_jax.transfer.heads import DevicePlace
 from mooncake_jax.transfer.heads import HeadSlices
+
+T = TypeVar('T')
 
 
 class ChunkInputs(NamedTuple):
@@ -170,6 +175,20 @@ class StagePool:
     pages_n, start = self._pages(pages), np.int32(start_layer - self.layers[0])
     self.kv, done = kv_pool.scatter_pages(self.kv, pages_n, block_L2SKH, start)
     return done
+
+  def in_turn(
+    self,
+    run: Callable[[], T],
+    what: str,
+    numbers: Sequence[int] = (),
+    arrays: Sequence[np.ndarray] = (),
+  ) -> T:
+    """Starts programs on the pool; see `spanning.py` for who is told what."""
+    return run()
+
+  def block_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
+    """How a block [L, 2, S, K, H] lies on the mesh."""
+    return DevicePlace(self.mesh).block_sharding(shape)
 
   def put(self, tree: Any) -> Any:
     """Copies host arrays to each of the mesh's devices."""

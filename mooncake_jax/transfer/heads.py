@@ -188,6 +188,42 @@ class DevicePlace:
     return named_sharding(self.mesh, 'L2SKH', shape)
 
 
+@dataclass(frozen=True)
+class SpanningPlace(DevicePlace):
+  """A mesh of several processes: blocks come to the first, which tells them."""
+
+  def targets(
+    self, num_slices: int
+  ) -> Iterator[tuple[int, SingleDeviceSharding]]:
+    """Yields (source slice, where it goes): each once."""
+    device = self.mesh.devices[0, 0]
+    for i in range(num_slices):
+      yield i, SingleDeviceSharding(device, memory_kind='device')
+
+  def sources(self, num_slices: int) -> list[int]:
+    """The source slices of `targets`."""
+    return [*range(num_slices)]
+
+  def arrived(
+    self,
+    moved: list[Any],
+    num_slices: int,
+    num_kv_heads: int,
+    layers: tuple[int, int],
+  ) -> tuple[Callable[[], Any], None]:
+    """What makes a block [L, 2, S, K, H] in this process's memory."""
+
+    def whole() -> np.ndarray:
+      block = np.concatenate([*map(np.asarray, moved)], axis=3)
+      return block[layers[0] : layers[1]]
+
+    return whole, None
+
+
+def spans_processes(mesh: Mesh) -> bool:
+  return len({device.process_index for device in mesh.devices.flat}) > 1
+
+
 def _fit(
   slices: HeadSlices, start_head: int, num_heads: int, layers: tuple[int, int]
 ) -> jax.Array:
