@@ -2,7 +2,7 @@
 """Serves a workload as a gin file says, on devices or in simulation.
 
   python scripts/run.py configs/run/NAME.gin [--bind 'X.y=z'] [--out DIR]
-    [--parquet] [--resume] [--multihost |
+    [--parquet] [--track tensorboard|wandb] [--resume] [--multihost |
     --coordinator HOST:PORT --num-processes N --process-id I]
 
 Prints a progress bar and a table, and leaves the results folder in DIR, or in
@@ -23,6 +23,9 @@ import sys
 
 from mooncake_jax.report.parquet import require_pyarrow
 from mooncake_jax.report.parquet import write_parquet
+from mooncake_jax.report.tracking import require
+from mooncake_jax.report.tracking import track
+from mooncake_jax.report.tracking import TRACKERS
 from mooncake_jax.report.unfinished import is_unfinished
 from scripts import resuming
 from scripts.config import load
@@ -34,30 +37,19 @@ from scripts.hosts import hosts_of
 from scripts.hosts import on_hosts
 from scripts.running import folder_of
 from scripts.running import run
-from scripts.serving import backends
+from scripts.serving import Outcome
 
 LONGEST_NAME = 80  # of a folder's; some file systems take 255 bytes
 
 
 def main(argv: list[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
-  parser.add_argument('config', help='a gin file, see configs/run')
-  parser.add_argument(
-    '--bind', action='append', default=[], metavar='X.y=z', help='comes last'
-  )
-  parser.add_argument('--out', type=Path, help='default: results/NAME[-y=z]')
-  parser.add_argument(
-    '--parquet', action='store_true', help='records.parquet besides'
-  )
-  parser.add_argument(
-    '--resume', action='store_true', help='go on with what DIR holds'
-  )
-  add_options(parser)
-  args = parser.parse_args(argv)
+  args = _parser().parse_args(argv)
   out = args.out or Path('results') / name_of(args.config, args.bind)
   with one_line_errors():
     if args.parquet:
       require_pyarrow()  # Known before the run, not after it.
+    if args.track:
+      require(args.track)
     experiment, operative = load(args.config, args.bind, Experiment)
     if args.resume:
       resuming.check_same(out, operative)
@@ -66,21 +58,51 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     elif is_unfinished(out):
       print(f'{out}: begins anew; --resume would go on', file=sys.stderr)
-    hosts = hosts_of(args, experiment)
-    opened = backends if hosts is None else partial(on_hosts, hosts)
     try:
       with resuming.ends_on_sigterm():
-        if hosts is not None and not hosts.join(experiment):
-          follow(experiment)
-          return 0
-        outcomes = run(experiment, operative, out, opened, resumes=args.resume)
+        outcomes = _run(args, experiment, operative, out)
     except resuming.Preempted:
       print(f'ended by SIGTERM; --resume goes on: {out}', file=sys.stderr)
       return resuming.PREEMPTED
-    for name, outcome in outcomes.items() if args.parquet else ():
-      folder = folder_of(out, name)
-      write_parquet(folder / 'records.parquet', outcome.records)
+    for name, outcome in outcomes.items():
+      _leave_besides(args, experiment.title, folder_of(out, name), outcome)
   return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
+  add = parser.add_argument
+  add('config', help='a gin file, see configs/run')
+  add('--bind', action='append', default=[], metavar='X.y=z', help='comes last')
+  add('--out', type=Path, help='default: results/NAME[-y=z]')
+  add('--parquet', action='store_true', help='records.parquet besides')
+  add('--track', choices=TRACKERS, help='figures there besides')
+  add('--resume', action='store_true', help='go on with what DIR holds')
+  add_options(parser)
+  return parser
+
+
+def _run(
+  args: argparse.Namespace, experiment: Experiment, operative: str, out: Path
+) -> dict[str, Outcome]:
+  """What it gave; nothing in a process that follows another."""
+  hosts = hosts_of(args, experiment)
+  if hosts is None:
+    return run(experiment, operative, out, resumes=args.resume)
+  if not hosts.join(experiment):
+    follow(experiment)
+    return {}
+  led = partial(on_hosts, hosts)
+  return run(experiment, operative, out, led, resumes=args.resume)
+
+
+def _leave_besides(
+  args: argparse.Namespace, title: str, folder: Path, outcome: Outcome
+) -> None:
+  if args.parquet:
+    write_parquet(folder / 'records.parquet', outcome.records)
+  if args.track:
+    track(args.track, folder, title, outcome.records, outcome.summary)
 
 
 def name_of(config: str, bindings: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ def test_two_processes_give_the_tokens_of_one(tmp_path):
   srun.write_text(SRUN)
   srun.chmod(0o755)
   job = {'SLURM_JOB_ID': '7', 'SLURM_SUBMIT_DIR': str(ROOT)}
-  at = ['--coordinator', f'127.0.0.1:{free_port()}']
+  at = ['--coordinator', f'127.0.0.1:{free_port()}', '--num-processes', '2']
   process = subprocess.Popen(
     ['scripts/slurm/multihost.sbatch', config, *at, '--out', out],
     cwd=ROOT,
