@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 import signal
 import socket
@@ -129,7 +130,10 @@ def follow(experiment: Experiment) -> None:
 
   # Told to end are all at once: the first ends, and tells the others.
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
-  with loaded(experiment, experiment.model.read_config()) as backend:
+  # SSDs and stores are the first one's.
+  cluster = replace(experiment.cluster, ssd_bytes=0, mooncake_bytes=0)
+  own = replace(experiment, cluster=cluster, store=None)
+  with loaded(own, experiment.model.read_config()) as backend:
     _follow(backend)
 
 
