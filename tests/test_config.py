@@ -6,6 +6,7 @@ import pytest
 from scripts.config import ConfigError
 from scripts.config import load
 from scripts.experiment import Experiment
+from scripts.gin_source import ROOT
 from tests import config_pieces as pieces
 
 HEADER = """
@@ -13,6 +14,8 @@ from __gin__ import dynamic_registration
 import tests.config_pieces as pieces
 """
 INNER = 'pieces.Root.inner = @pieces.Inner()\n'
+RUN = 'configs/run/sim_conversation.gin'  # which has two of RULES itself
+RULES = sorted(path.name for path in (ROOT / 'configs/conductor').iterdir())
 
 
 @pytest.fixture
@@ -218,3 +221,15 @@ def test_a_run_file_is_found_from_any_folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   experiment, _ = load('configs/run/sim_cpp.gin', [], Experiment)
   assert experiment.cluster.stages == 4
+
+
+@pytest.mark.parametrize(
+  'name', [name for name in RULES if name not in (ROOT / RUN).read_text()]
+)
+def test_a_run_takes_any_rules_of_the_conductor(name, tmp_path):
+  path = tmp_path / 'run.gin'
+  path.write_text(f"include '{RUN}'\ninclude 'configs/conductor/{name}'\n")
+  usual, other = (load(each, (), Experiment)[0] for each in (RUN, path))
+  is_usual = name == 'admit_early_rejection.gin'  # a run has it anyway
+  same = (usual.conductor, usual.slo) == (other.conductor, other.slo)
+  assert same is is_usual
