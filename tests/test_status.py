@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 import json
+import re
 import time
 
 import pytest
@@ -13,9 +14,11 @@ from fuzz import Trial
 from gateway_pieces import Running
 from gateway_pieces import running
 from lifecycle import COSTS
+from lifecycle import make_virtual
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.gateway.board import FRESH_S
 from mooncake_jax.gateway.limits import GatewaySpec
+from mooncake_jax.gateway.measures import Measures
 from mooncake_jax.gateway.status import figures
 from mooncake_jax.gateway.status import fleet
 from mooncake_jax.gateway.status import life
@@ -23,6 +26,7 @@ from mooncake_jax.gateway.status import MOST_INSTANCES
 from mooncake_jax.gateway.status import spans
 from mooncake_jax.gateway.tenants import Tenant
 from mooncake_jax.gateway.tenants import Tenants
+from mooncake_jax.gateway.watching import snapshot
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import serve
@@ -36,6 +40,18 @@ def served(seed: int, on_event=None):
   told = on_event and (lambda event: on_event(trial, event))
   records, _ = serve(trial.requests, trial.conductor, trial.cluster, None, told)
   return trial, records
+
+
+def test_metrics_are_of_what_there_is_and_not_of_what_was():
+  cluster, measures = make_virtual(), Measures(SLO())
+  for lost in (None, 'prefill0'):
+    if lost is not None:
+      cluster.lose(lost)
+    now = snapshot(cluster)
+    page = measures.page(now, 0).decode()
+    told = re.findall(r'store_used_bytes{.*segment="(\w+)"}', page)
+    assert sorted(told) == sorted(use.name for use in now.segments)
+  assert told == ['prefill1']
 
 
 @pytest.mark.parametrize('seed', range(8))

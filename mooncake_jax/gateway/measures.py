@@ -96,6 +96,14 @@ class Measures:
   def page(self, now: Snapshot, num_open: int) -> bytes:
     """All figures in Prometheus' text format."""
     self._open.set(num_open)
+    for gauge in (
+      self._queued,
+      self._rows,
+      self._pages,
+      self._used,
+      self._capacity,
+    ):
+      gauge.clear()  # of those that have left, or changed their role
     for instance in now.instances:
       gauge = self._queued if instance.role == 'prefill' else self._rows
       count = instance.queued if instance.role == 'prefill' else instance.rows
