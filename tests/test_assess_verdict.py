@@ -127,6 +127,7 @@ def test_who_shows_no_limit_is_not_judged():
   systems = [system(f, 2, 2, 2) for f in ('coupled', 'apart', 'store')]
   found = verdict(systems, REUSED, EVEN, most_rate=1.9)
   assert found.answer == 'open'
+  assert verdict(systems, ALONE, EVEN, most_rate=1.9).answer == 'no_store'
   found = verdict(systems, None, EVEN, supposed=tried, most_rate=1.9)
   assert any('is not known either' in r for r in found.reasons)
   assert any('all keep the limits up to 1.9' in r for r in found.reasons)

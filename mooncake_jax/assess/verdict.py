@@ -168,7 +168,7 @@ def verdict(
   }
   answer = _answer(gains, reuse, least_gain)
   if reuse and min(coupled.rate, apart.rate, store.rate) >= most_rate:
-    answer = 'open'
+    answer = 'open' if reuse.hit_rate >= LITTLE else 'no_store'
   if not any(system.goodput.high for system in (coupled, apart, store)):
     answer = 'none'
   reasons = [

@@ -244,20 +244,30 @@ def _break_even(even: BreakEven) -> Iterator[str]:
   )
   media = [*even.tokens]
   yield table(
-    ('prefix, tokens', 'recompute', *media, 'GB/s by formula', 'by costs'),
+    ('prefix, tokens', 'recompute', *media),
     (
       (
         f'{row.prefix_tokens:,}',
         pair(row.recompute_s),
         *(pair(row.fetch_s[medium]) for medium in media),
-        row.formula_bytes_per_s / 1e9,
-        row.least_bytes_per_s / 1e9,
       )
       for row in even.rows
     ),
   )
   yield table(
-    ('fetching beats recomputing from', *media),
+    ('prefix, tokens', 'MB', 'pays from GB/s, by the costs', 'by the formula'),
+    (
+      (
+        f'{row.prefix_tokens:,}',
+        row.num_bytes / 1e6,
+        row.least_bytes_per_s / 1e9,
+        row.formula_bytes_per_s / 1e9,
+      )
+      for row in even.rows
+    ),
+  )
+  yield table(
+    ('fetching beats recomputing, from tokens', *media),
     (
       ('at P50', *(tokens(even.tokens[medium]) for medium in media)),
       ('at P99', *(tokens(even.sure_tokens[medium]) for medium in media)),

@@ -31,7 +31,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 def pair(seconds: Sequence[float]) -> str:
   """P50 / P99."""
-  return ' / '.join(f'{each:.3g}' for each in seconds)
+  return ' / '.join(f'{each:.2g}' for each in seconds)
 
 
 def tokens(count: int | None) -> str:
@@ -40,4 +40,8 @@ def tokens(count: int | None) -> str:
 
 
 def _cell(value: Cell) -> str:
-  return value if isinstance(value, str) else number(value)
+  if isinstance(value, str):
+    return value
+  if value is not None and abs(value) >= 1000:
+    return f'{value:,.0f}'
+  return number(value)
