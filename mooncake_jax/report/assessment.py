@@ -55,7 +55,7 @@ def assessment_page(
 
 def told(found: Assessed) -> str:
   """The verdict and the systems as plain text."""
-  lines = [f'\n{found.trace}: {found.verdict.sentence}\n']
+  lines = [f'\n{found.trace}: {found.verdict.sentence}\n', *_read(found)]
   lines += [f'  - {each}' for each in found.verdict.reasons]
   lines += ['\nDoubts:', *(f'  - {each}' for each in found.verdict.doubts)]
   lines.append(f'\n{"system":28}goodput  share  hit rate  TTFT P90  TBT P90')
@@ -66,6 +66,21 @@ def told(found: Assessed) -> str:
       f'{number(each.tbt_p90_s):>9}'
     )
   return '\n'.join(lines)
+
+
+def _read(found: Assessed) -> Iterator[str]:
+  """What was understood of the trace: a wrong unit shows here."""
+  of = found.statistics
+  yield (
+    f'Read as {found.trace_format}: {of.num_requests:,} requests in '
+    f'{of.duration_s:,.4g} s; in the mean {of.input_tokens.mean:,.0f} tokens '
+    f'asked, {of.output_tokens.mean:,.0f} answered.'
+  )
+  if found.errors:
+    yield f'Left out, or assumed: {found.errors[0]}'
+  if (more := len(found.errors) - 1) > 0:
+    yield f'  and {more} more, see the page'
+  yield ''
 
 
 def _verdict(found: Assessed) -> Iterator[str]:

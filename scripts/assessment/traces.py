@@ -68,6 +68,8 @@ def trace_format(path: Path) -> TraceFormat | RequestLog:
     first = next((line for line in file if line.strip()), b'').lstrip(
       b'\xef\xbb\xbf'
     )
+  if not first:
+    raise ValueError(f'{path}: has no line')
   columns = {name.strip() for name in first.decode(errors='replace').split(',')}
   if {'TIMESTAMP', 'ContextTokens'} <= columns:
     return 'azure'
