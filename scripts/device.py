@@ -62,7 +62,11 @@ def loaded(
   ]
   model = experiment.model
   if model.path is not None and model.find() is None:
-    print(f'{model.path}: not there, random weights instead', file=sys.stderr)
+    print(
+      f'{model.path}: not there, random weights instead; scripts/get_model.py '
+      'fetches a model',
+      file=sys.stderr,
+    )
   stores = _stores(experiment, config)
   # CPU devices share one tree; elsewhere each instance reads its own slices,
   # and smaller weights are made of them there.

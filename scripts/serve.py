@@ -15,6 +15,7 @@ import argparse
 import gc
 import os
 from pathlib import Path
+import socket
 import sys
 
 from mooncake_jax.gateway.server import Server
@@ -46,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
       print(
         f'--host {args.host} without API keys: anybody may ask', file=sys.stderr
       )
+    _check_free(args.host, args.port)  # Known before the model is loaded.
     experiment, _ = load(args.config, args.bind, Experiment)
     return _serve(experiment, tenants, args.host, args.port)
 
@@ -65,6 +67,24 @@ def _serve(
   if made.driver.error is not None:
     print(f'error: {made.driver.error}', file=sys.stderr)
   return 0 if made.driver.error is None else 1
+
+
+def _check_free(host: str, port: int) -> None:
+  """Raises ValueError where nothing can listen."""
+  if not 0 <= port < 1 << 16:  # else the system takes its lower bits
+    raise ValueError(f'--port {port} must be 0 to 65535')
+  try:
+    family, kind, _, _, address = socket.getaddrinfo(
+      host, port, type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+      probe.bind(address)
+  except OSError as error:
+    told = error.strerror or str(error)
+    raise ValueError(
+      f'--host {host} --port {port}: {told.lower()}; --port 0 takes a free one'
+    ) from None
 
 
 def _say(url: str) -> None:

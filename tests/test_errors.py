@@ -2,17 +2,20 @@
 """What a user may do wrong ends a script in one line."""
 
 from pathlib import Path
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from scripts import serve
 from scripts.errors import one_line_errors
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import signal, sys
 sys.path.insert(0, '.')
+from scripts import serve
 from scripts.errors import one_line_errors
 with one_line_errors():
   {}
@@ -44,6 +47,18 @@ def test_a_missing_extra_is_told_and_a_wrong_import_is_raised(capsys):
   assert 'pip install x' in told(capsys, ImportError('pip install x'))
   with pytest.raises(ImportError), one_line_errors():
     import scripts.there_is_no_such_module  # pyright: ignore  # noqa: F401
+
+
+def test_a_port_is_tried_before_a_model_is_loaded(capsys):
+  with socket.create_server(('127.0.0.1', 0)) as taken:
+    port = taken.getsockname()[1]
+    for number, wanted in (
+      (port, 'already in use; --port 0'),
+      (70_000, '65535'),
+    ):
+      with pytest.raises(SystemExit) as ended:
+        serve.main(['no_such.gin', '--port', str(number)])
+      assert ended.value.code == 1 and wanted in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,8 @@ def test_paths_methods_and_types_are_refused_alike(server):
   ):
     assert found == status
     ErrorBody.model_validate(body)
+  _, _, told = server.get('/v1/models/other')
+  assert told['error']['message'] == ("model: 'other' is not served, 'tiny' is")
 
 
 def test_a_decision_is_explained(server):

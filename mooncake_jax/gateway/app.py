@@ -29,6 +29,7 @@ from mooncake_jax.gateway.answers import Answer
 from mooncake_jax.gateway.answers import Health
 from mooncake_jax.gateway.answers import ModelCard
 from mooncake_jax.gateway.answers import ModelList
+from mooncake_jax.gateway.asked import no_such_model
 from mooncake_jax.gateway.asked import prepare
 from mooncake_jax.gateway.asked import prompt_texts
 from mooncake_jax.gateway.asked import Served
@@ -145,8 +146,8 @@ class Gateway:
 
   async def model(self, request: Request) -> Response:
     self._quota(request)
-    if request.path_params['id'] != self.served.name:
-      raise ApiError(404, 'There is no such model.', 'model_not_found', 'model')
+    if (asked := request.path_params['id']) != self.served.name:
+      raise no_such_model(asked, self.served)
     return _json(self._card())
 
   async def completions(self, request: Request) -> Response:

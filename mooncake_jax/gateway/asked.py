@@ -66,6 +66,12 @@ def salted(tenant_salt: str, cache_salt: str | None) -> str:
   return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]
 
 
+def no_such_model(asked: str, served: Served) -> ApiError:
+  """The 404, with the name that there is."""
+  message = f'model: {asked[:64]!r} is not served, {served.name!r} is'
+  return ApiError(404, message, 'model_not_found', 'model')
+
+
 def prepare(
   body: Body, call_id: str, served: Served, spec: GatewaySpec, tenant_salt: str
 ) -> list[Choice]:
@@ -75,7 +81,7 @@ def prepare(
     ApiError: 400 for what can't be served, 404 for another model.
   """
   if body.model != served.name:
-    raise ApiError(404, 'There is no such model.', 'model_not_found', 'model')
+    raise no_such_model(body.model, served)
   if served.is_simulated and body.top_logprobs_asked is not None:
     raise ApiError(
       400, 'logprobs: a simulation has none', 'unsupported', 'logprobs'
