@@ -213,8 +213,8 @@ def _unbounded(systems: Sequence[System], most_rate: float) -> list[str]:
   if not names:
     return []
   return [
-    f'The fastest rate tried, {most_rate:.3g} requests/s, was none too fast for '
-    f'{", ".join(names)}: take more requests (Assessment.num_requests) or '
+    f'The fastest rate tried, {most_rate:.3g} requests/s, was none too fast '
+    f'for {", ".join(names)}: take more requests (Assessment.num_requests) or '
     'fewer nodes to see their limits.'
   ]
 
