@@ -17,7 +17,6 @@ from mooncake_jax.assess.reuse import measure_reuse
 from mooncake_jax.assess.reuse import Reuse
 from mooncake_jax.assess.reuse import working_set
 from mooncake_jax.assess.verdict import LITTLE
-from mooncake_jax.assess.verdict import System
 from mooncake_jax.assess.verdict import verdict
 from mooncake_jax.assess.window import busiest
 from mooncake_jax.blocks.accounting import kv_bytes
@@ -74,11 +73,9 @@ def assess(
   supposed = study.suppose() if unused else ()
   even = _break_even(assessment, points)
   of = simulated(assessment, nodes, first, part, _hit_rate(assessment, part))
-  # A search ends just below it.
-  most_rate = 0.99 * study.most_scale * of.requests_per_s
   doubts = [
     *_doubts(assessment, of, len(whole.rows), reuse, points),
-    *_unbounded(study.systems, most_rate),
+    *_unbounded(study, of),
   ]
   experiment = assessment.experiment
   config, dtype_bytes = (
@@ -104,7 +101,7 @@ def assess(
       doubts,
       _facts(assessment, whole),
       supposed,
-      most_rate,
+      0.99 * study.most_scale * of.requests_per_s,
     ),
     kv_bytes(config, 1, dtype_bytes),
     time.monotonic() - began_s,
@@ -131,8 +128,8 @@ def _whole(assessment: Assessment) -> tuple[Assessment, Rows]:
   scaled = scale_trace(fitting, workload.scale, read.tokens_per_hash_id)
   if len(scaled.rows) < 2:
     raise ValueError(
-      f'the trace has {len(scaled.rows)} requests that the model takes, must '
-      f'be >= 2{"; " + errors[0] if errors else ""}'
+      f'{len(scaled.rows)} requests are left: nothing to assess, must be >= 2'
+      f'{"; " + errors[0] if errors else ""}'
     )
   whole = Rows(scaled.rows, errors, scaled.tokens_per_hash_id)
   plain = replace(workload, rows=whole, scale=type(workload.scale)())
@@ -207,14 +204,15 @@ def _facts(assessment: Assessment, whole: Rows) -> list[str]:
   ]
 
 
-def _unbounded(systems: Sequence[System], most_rate: float) -> list[str]:
+def _unbounded(study: Study, of: Simulated) -> list[str]:
   """Who kept the limits at the fastest rate that was tried."""
-  names = [system.name for system in systems if system.rate >= most_rate]
+  most = 0.99 * study.most_scale * of.requests_per_s
+  names = [system.name for system in study.systems if system.rate >= most]
   if not names:
     return []
   return [
-    f'The fastest rate tried, {most_rate:.3g} requests/s, was none too fast '
-    f'for {", ".join(names)}: take more requests (Assessment.num_requests) or '
+    f'The fastest rate tried, {most:.3g} requests/s, was none too fast for '
+    f'{", ".join(names)}: take more requests (Assessment.num_requests) or '
     'fewer nodes to see their limits.'
   ]
 
