@@ -25,6 +25,7 @@ from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
+from scripts.benches.lines import lines
 from scripts.benches.rows import Row
 from scripts.benches.wires import DEVICES
 from scripts.benches.wires import wires
@@ -63,7 +64,8 @@ class Life(NamedTuple):
 
 def cluster(quick: bool) -> list[Row]:
   """Overheads of processes, and their wires."""
-  return [*_overheads(9 if quick else 41), *wires(quick)]
+  rows = [*_overheads(9 if quick else 41)]
+  return [*rows, *lines(quick), *wires(quick)]
 
 
 def _overheads(turns: int) -> Iterator[Row]:

@@ -15,12 +15,12 @@ import itertools
 import json
 import os
 from pathlib import Path
-from statistics import median
 import subprocess
 import sys
 import threading
 import time
 from typing import Any
+from typing import get_args
 
 import numpy as np
 
@@ -47,8 +47,6 @@ from mooncake_jax.transfer.segment import Part
 from scripts.benches.loopback import loopback
 from scripts.benches.namespaces import DEVICE
 from scripts.benches.namespaces import Host
-from scripts.benches.namespaces import hosts
-from scripts.benches.namespaces import why_not
 from scripts.benches.rows import Row
 from scripts.gin_source import ROOT
 
@@ -57,12 +55,6 @@ MEMORY_BYTES = 128 << 20
 SHAPE = PartShape(1, 8, 128, 1 << 16, np.dtype(np.float32))
 TOKEN_BYTES = 2 * 8 * 128 * 4
 DEVICES = 'lo'
-PIECE_BYTES = 1 << 20
-COUNTS = (1, 4, 16)  # pieces of a transfer
-LINE_BITS_PER_S = 1e9
-LINE_SHARE = 0.9
-PREDICTED_OFF = 0.2
-MOVERS: tuple[MoverName, ...] = ('tcp', 'nixl')
 
 
 @dataclass(frozen=True)
@@ -78,6 +70,10 @@ class Place:
     # UCX would find that both ends are on one machine.
     return WireSpec(mover, bind=self.near.address, devices=DEVICE)
 
+  @property
+  def far_address(self) -> str:
+    return '127.0.0.1' if self.far is None else self.far.address
+
 
 HERE = Place()
 
@@ -85,7 +81,7 @@ HERE = Place()
 def wires(quick: bool) -> list[Row]:
   """GB/s by way and size, and ours as a share of the bare way."""
   turns = 5 if quick else 15
-  rows = [*lines(3 if quick else 9)]
+  rows = []
   ways: dict[MoverName, Any] = {'nixl': _bare_nixl, 'tcp': _bare_socket}
   for mover, bare in ways.items():
     for size in SIZES:
@@ -109,62 +105,6 @@ def _rows(
     'bytes a second over those of the bare way, the best of turns each',
     0.8 if size >= 1 << 20 and mover == 'nixl' else None,
   )
-
-
-def lines(turns: int) -> Iterator[Row]:
-  """Whether a wire takes as long as it was measured to, also on a slow line."""
-  yield from _predicted('nixl', HERE, turns)
-  yield from _predicted('tcp', HERE, turns)
-  if why := why_not():
-    for mover in ('tcp', 'nixl'):
-      yield Row(f'line.{mover}_share', None, 'ratio', why, LINE_SHARE)
-    return
-  with hosts(2, LINE_BITS_PER_S) as (near, far), _environment(UCX_TLS='tcp'):
-    for mover in MOVERS:
-      yield from _predicted(mover, Place(near, far), turns)
-
-
-def _predicted(mover: MoverName, place: Place, turns: int) -> Iterator[Row]:
-  name = f'{"wire" if place is HERE else "line"}.{mover}'
-  with ours(mover, PIECE_BYTES, place) as way:
-    speed = way.measured()
-    took_s = {
-      count: count * median(way.seconds(count) for _ in range(turns))
-      for count in COUNTS
-    }
-  if place is not HERE:
-    count = COUNTS[-1]
-    share = count * PIECE_BYTES * 8 / LINE_BITS_PER_S / took_s[count]
-    why = f'of {LINE_BITS_PER_S:.0e} bits/s, {count} MiB at once'
-    yield Row(f'{name}_share', share, 'ratio', why, LINE_SHARE)
-  off = {
-    count: speed.transfer_s(count * PIECE_BYTES) / seconds - 1
-    for count, seconds in took_s.items()
-  }
-  told = ', '.join(f'{count} MiB {each:+.0%}' for count, each in off.items())
-  latency_ms, gb_per_s = 1e3 * speed.latency_s, speed.bytes_per_s / 1e9
-  yield Row(
-    f'{name}_predicted_off',
-    max(map(abs, off.values())),
-    'ratio',
-    f'{latency_ms:.2f} ms, {gb_per_s:.3f} GB/s: {told}',
-    PREDICTED_OFF,
-    at_most=True,
-  )
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-  """For programs that are started, and libraries that are loaded, meanwhile."""
-  before = {**os.environ}
-  os.environ.update(values)
-  for name in ('UCX_NET_DEVICES',):
-    os.environ.pop(name, None)
-  try:
-    yield
-  finally:
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def blocks(size: int) -> list[np.ndarray]:
@@ -211,6 +151,7 @@ def ours(mover: MoverName, size: int, place: Place = HERE) -> Iterator[Ours]:
     stack.callback(landing.close)
     host, port = landing.address
     words = 'send', mover, str(size), host, str(port), spec.devices
+    words = *words, place.far_address
     way = Ours(stack.enter_context(_other(*words, on=place.far)), arrivals)
     way.seconds()
     yield way
@@ -271,8 +212,9 @@ def _bare_socket(size: int) -> Iterator[Any]:
 
 
 def _mover(name: MoverName, agent: str, place: Place = HERE) -> Mover:
-  devices = place.spec(name).devices
-  return make_mover(name, f'{agent}-{os.getpid()}-{time.time_ns()}', devices)
+  spec = place.spec(name)
+  agent = f'{agent}-{os.getpid()}-{time.time_ns()}'
+  return make_mover(name, agent, spec.devices, spec.bind)
 
 
 def _raise(error: Exception) -> None:
@@ -310,11 +252,15 @@ def _other(*arguments: str, on: Host | None = None) -> Iterator[Any]:
 
 
 def _send(
-  mover: MoverName, size: int, address: tuple[str, int], devices: str
+  mover: MoverName,
+  size: int,
+  address: tuple[str, int],
+  devices: str,
+  bind: str,
 ) -> None:
   """Answers questions with the seconds that a part took, or how fast it is."""
   spec = WireSpec(mover, devices=devices)
-  made = make_mover(mover, f'far-{os.getpid()}', devices)
+  made = make_mover(mover, f'far-{os.getpid()}', devices, bind)
   wire = Wire('near', spec, made, 's')
   wire.lead_to(address)
   shape = (1, 2, size // TOKEN_BYTES, 8, 128)
@@ -384,9 +330,9 @@ def main(what: str, *arguments: str) -> None:
   if what == 'lie':
     _lie(int(arguments[0]))
   else:
-    mover: MoverName = 'nixl' if arguments[0] == 'nixl' else 'tcp'
-    size, host, port, devices = arguments[1:]
-    _send(mover, int(size), (host, int(port)), devices)
+    (mover,) = [name for name in get_args(MoverName) if name == arguments[0]]
+    size, host, port, devices, bind = arguments[1:]
+    _send(mover, int(size), (host, int(port)), devices, bind)
 
 
 if __name__ == '__main__':
