@@ -93,6 +93,15 @@ def test_what_is_lost_or_kept_misses_its_target(metric, spoil):
     assert missed(found) == ['chaos.unaccounted']
 
 
+def test_a_kill_of_the_last_of_a_role_is_told():
+  found = clean()
+  found.kills = [Kill(t, 'prefill0') for t in (10.0, 20.0, 30.0)]
+  found.lost_s = [('prefill1', 15.0), ('decode0', 25.0), ('prefill0', 10.1)]
+  found.joined_s = [('prefill0', 12.0), ('prefill1', 22.0)]
+  rows = {row.metric: row.value for row in chaos_found.rows(found)}
+  assert rows['chaos.kills_of_the_last'] == 1
+
+
 def test_goodput_is_drawn_over_time(tmp_path):
   rows = chaos_found.rows(clean((30.0, 33.0)))
   (curve,) = [row.curve for row in rows if row.curve]

@@ -258,6 +258,19 @@ def test_what_a_work_waits_elsewhere_puts_its_deadline_off(backend, cluster):
   settle(cluster)
 
 
+def test_a_driver_that_slept_takes_nobody_for_silent(backend, cluster):
+  crew = backend.crew
+  with crew._changed:
+    for member in crew._members.values():
+      member.heard_s -= 60
+    crew._looked_s -= 60
+  news, until_s = [], time.monotonic() + 1.5
+  while time.monotonic() < until_s:
+    news += crew.take(0.2)[0]
+  assert not news
+  settle(cluster)
+
+
 def test_what_was_for_a_lost_process_does_not_reach_the_next(backend, cluster):
   """Which may be there before the driver has heard of either."""
   crew, no_op = backend.crew, cast(Any, None)

@@ -138,6 +138,20 @@ def _after(
   return [min(each) for each in later if each]
 
 
+def _is_last(found: Found, kill: Kill) -> bool:
+  """Whether no other of its role was there, as far as was heard."""
+  role = kill.instance.rstrip('0123456789')
+  lost, joined = (
+    Counter(
+      name
+      for name, at_s in news
+      if at_s <= kill.time_s and name.startswith(role) and name != kill.instance
+    )
+    for news in (found.lost_s, found.joined_s)
+  )
+  return bool(lost - joined)
+
+
 def goodput(found: Found) -> Curve:
   """Requests/s that kept the SLO, over time."""
   width_s = max(1.0, found.seconds / BINS)
@@ -173,6 +187,12 @@ def rows(found: Found) -> list[Row]:
       '',
       _told(Counter(kill.instance for kill in found.kills)),
     ),
+    Row(
+      'chaos.kills_of_the_last',
+      sum(_is_last(found, kill) for kill in found.kills),
+      '',
+      'of a role, as its other one was not back yet',
+    ),
     Row('chaos.tried_again', found.again, '', 'requests'),
     Row('chaos.failed', found.failures.total(), '', _told(found.failures)),
     none('unaccounted', abs(found.asked - ended), 'requests without one end'),
@@ -203,8 +223,9 @@ def rows(found: Found) -> list[Row]:
       'chaos.recovery_s',
       max(took, default=0.0),
       's',
-      f'the longest, median {median(took or [0]):.1f}; goodput over '
-      f'{WINDOW_S:.0f} s at {ENOUGH} of before',
+      f'the longest, median {median(took or [0]):.1f}, '
+      f'{sum(t <= RECOVERY_S for t in took)} of {len(took)} kills in time; '
+      f'goodput over {WINDOW_S:.0f} s at {ENOUGH} of before',
       RECOVERY_S,
       at_most=True,
     ),
