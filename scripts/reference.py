@@ -2,7 +2,9 @@
 """Writes the reference of the documentation from docstrings and configs.
 
   python scripts/reference.py [--out docs/reference]
+  python scripts/reference.py NAME
 
+With a NAME it tells the parameters of that name, or a class's, and writes none.
 bindings.md has all that files in configs/ bind: every parameter with its type,
 its default and what its docstring says; modules.md has each module's docstring
 and its public names. Neither is kept: `make docs` writes them anew.
@@ -35,8 +37,12 @@ _ENTRY = re.compile(
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
   parser.add_argument('--out', type=Path, default=ROOT / 'docs/reference')
+  parser.add_argument('name', nargs='?', metavar='NAME')
   args = parser.parse_args(argv)
   with one_line_errors():
+    if args.name:
+      print('\n'.join(told(args.name, bound())))
+      return 0
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / 'bindings.md').write_text(bindings_page(bound()))
     (args.out / 'modules.md').write_text(modules_page())
@@ -69,6 +75,32 @@ def bindings_page(targets: dict[str, Callable[..., Any]]) -> str:
     parts.append(f'## `{name}`\n\n{escape(summary.split(chr(10))[0])}')
     parts.append(_parameters(target))
   return '\n\n'.join(parts) + '\n'
+
+
+def told(name: str, targets: dict[str, Callable[..., Any]]) -> Iterator[str]:
+  """What can be bound under a name, or of a class or function, as text.
+
+  Args:
+    name: 'chunk_tokens', 'ClusterSpec' or 'ClusterSpec.chunk_tokens'.
+
+  Raises:
+    ConfigError: there is nothing of that name.
+  """
+  known = set()
+  found = False
+  for target in targets.values():
+    glosses, signature = _glosses(target), inspect.signature(target).parameters
+    for parameter, hint in parameters(target).items():
+      full = f'{target.__name__}.{parameter}'
+      known |= {parameter, target.__name__, full}
+      if name in (parameter, target.__name__, full):
+        found = True
+        default = _default(target, signature[parameter])
+        yield f'{full}: {shown(hint)}{default and " = "}{default}'
+        yield f'  {glosses.get(parameter, "")}'
+  if not found:
+    near = gin_source.nearest(name, sorted(known))
+    raise gin_source.ConfigError(f'{name}: no config binds it{near}')
 
 
 def _parameters(target: Callable[..., Any]) -> str:

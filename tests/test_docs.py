@@ -58,6 +58,19 @@ def test_the_reference_has_every_parameter_that_configs_bind(tmp_path):
   assert '## `mooncake_jax/serve.py`' in modules and '- `serve`: ' in modules
 
 
+def test_the_reference_tells_one_parameter(capsys):
+  assert reference.main(['chunk_tokens']) == 0
+  lines = capsys.readouterr().out.splitlines()
+  at = lines.index('ClusterSpec.chunk_tokens: int = 256')
+  assert lines[at + 1] == '  prompt tokens prefilled at once (`prefill_chunk`).'
+  reference.main(['ClusterSpec'])
+  both = capsys.readouterr().out
+  assert 'ClusterSpec.chunk_tokens' in both and 'ClusterSpec.host_bytes' in both
+  with pytest.raises(SystemExit):
+    reference.main(['chunk_token'])
+  assert "nearest: 'chunk_tokens'" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not BUILDER.exists(), reason='make docs')
 def test_it_builds_without_a_warning():
   reference.main([])

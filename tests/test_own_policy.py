@@ -8,6 +8,8 @@ from scripts import run as run_script
 from scripts.config import load
 from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
+from scripts.sweep import read_sweep
+from scripts.sweeps.grid import points
 
 PAGE = (ROOT / 'docs/how_to.md').read_text()
 SMALL = (
@@ -44,3 +46,7 @@ def test_the_pages_policy_runs_without_a_change_to_the_library(
   assert hit_rate(again, tmp_path, 'again') == mine
   experiment, _ = load(again, (), Experiment)
   assert callable(experiment.cluster.eviction)
+  (over,) = re.findall(r'sweep.py mine.gin --over "(.*?)"', PAGE)
+  swept = points(read_sweep(str(config), [over], [], []))
+  assert len({point.name for point in swept}) == 3
+  assert not any(point.reason for point in swept)
