@@ -48,6 +48,8 @@ class Hosts:
 
     # A CPU's; where JAX is to find out the processes, more than are used.
     start_jax(-(-num_devices(experiment.cluster) // (self.num_processes or 1)))
+    # It would take SIGTERM away from `resuming.ends_on_sigterm`.
+    jax.config.update('jax_enable_preemption_service', False)
     jax.distributed.initialize(
       self.coordinator, self.num_processes, self.process_id
     )
