@@ -101,6 +101,7 @@ def test_a_journal_reads_back_as_it_was(tmp_path):
     ('{"event": "Failed", "when": 1}', "jsonl:1: Failed has no field 'when'"),
     ('{"event": "InstanceLost"}', 'jsonl:1: InstanceLost: '),
     ('{', 'jsonl:1: not JSON'),
+    ('5', 'jsonl:1: not a JSON object'),
   ],
 )
 def test_a_broken_line_is_named(tmp_path, line, wanted):

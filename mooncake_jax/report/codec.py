@@ -100,6 +100,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(file, 1):
       where = f'{path}:{number}'
       try:
-        yield where, json.loads(line)
+        item = json.loads(line)
       except json.JSONDecodeError as error:
         raise ValueError(f'{where}: not JSON: {error}') from None
+      if not isinstance(item, dict):
+        raise ValueError(f'{where}: not a JSON object')
+      yield where, item

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mooncake_jax.report.codec import read_lines
 from mooncake_jax.report.records import record_from_json
 from mooncake_jax.report.records import record_to_json
 from mooncake_jax.request import RequestRecord
@@ -74,17 +75,9 @@ class Unfinished:
     self._file.flush()  # a kill of the process, not of the machine
 
   def _read(self) -> None:
-    text = self._path.read_bytes()
-    whole = text[: text.rfind(b'\n') + 1]
-    if len(whole) < len(text):
-      with self._path.open('r+b') as file:
-        file.truncate(len(whole))
-    for number, line in enumerate(whole.splitlines(), 1):
-      where = f'{self._path}:{number}'
-      try:
-        item = json.loads(line)
-      except json.JSONDecodeError as error:
-        raise ValueError(f'{where}: not JSON: {error}') from None
+    with self._path.open('r+b') as file:
+      file.truncate(file.read().rfind(b'\n') + 1)  # of a torn last line
+    for where, item in read_lines(self._path):
       if PART in item:
         self.parts.append(item[PART])
       else:
