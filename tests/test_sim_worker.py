@@ -20,6 +20,8 @@ from lifecycle import make_conductor
 from lifecycle import MODEL
 from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
+from mooncake_jax.backend import DecodeBatch
+from mooncake_jax.backend import DecodeRow
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.backend import Replica
@@ -168,6 +170,21 @@ def test_it_may_come_early_late_or_never(pair):
   p.do([c.Transfer(2, [late[0]], 0, 1e9), c.Lead('d', None)])
   p.do([c.Transfer(5, [legs(5)[0]], 0, 1e9)])
   assert [each.status for each in ends(p, 5)] == ['failed']
+
+
+def test_tokens_may_wait_for_more_of_them_and_no_end_does(pair):
+  _, d = pair
+  row = DecodeRow('r', 0, None, 8, (1, 2), 20)
+  d.do([c.Decode(1, DecodeBatch((row,)), 20)])
+  first = d.report(5.0)
+  assert [each.done for each in first.completions] == [False]
+  more = d.report(5.0, gather_s=0.08)
+  assert len(more.completions) > 3 and not more.completions[-1].done
+  last = d.report(5.0, gather_s=60.0)
+  assert last.completions[-1].done
+  told = [*first.completions, *more.completions, *last.completions]
+  counts = [e.segment.count for each in told for e in each.steps]
+  assert sum(counts) == 20
 
 
 def test_who_does_not_know_the_secret_is_hung_up_on(pair):

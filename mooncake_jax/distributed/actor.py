@@ -81,8 +81,8 @@ class InstanceActor:
     self._worker.do(commands, driver)
 
   @ray.method(concurrency_group='reports')
-  def report(self, patience_s: float, driver: str) -> Report:
-    return self._worker.report(patience_s, driver)
+  def report(self, patience_s: float, driver: str, gather_s: float) -> Report:
+    return self._worker.report(patience_s, driver, gather_s)
 
 
 def made_of(spec: Any) -> str:

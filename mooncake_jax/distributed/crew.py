@@ -66,7 +66,11 @@ class _Member:
 
 
 class Crew:
-  """The processes of a cluster's instances, by name."""
+  """The processes of a cluster's instances, by name.
+
+  Attributes:
+    gather_s: see `RaySpec`; may be set.
+  """
 
   def __init__(
     self,
@@ -82,6 +86,7 @@ class Crew:
     names = [worker.name for worker in workers]
     self._launcher = Launcher(workers, spec)
     self._spec = spec
+    self.gather_s = spec.gather_s
     self._changed = threading.Condition()
     self._news: list[tuple[str, News]] = []
     self._woken = False
@@ -282,9 +287,10 @@ class Crew:
     with self._changed:
       silent = {*self._members.values()} - {*asked.values()}
     for member in silent:
-      asked[member.actor.report.remote(REPORT_S, self._launcher.driver)] = (
-        member
+      ref = member.actor.report.remote(
+        REPORT_S, self._launcher.driver, self.gather_s
       )
+      asked[ref] = member
 
   def _hear(self, member: _Member, ref: Any) -> None:
     try:

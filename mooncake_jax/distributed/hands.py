@@ -129,12 +129,18 @@ class Hands(Generic[AnyBackend]):
         self._commands += commands
     self.backend.wake()
 
-  def report(self, patience_s: float, driver: str = '') -> c.Report:
-    """What there is to tell; waits for it, at most so long."""
+  def report(
+    self, patience_s: float, driver: str = '', gather_s: float = 0.0
+  ) -> c.Report:
+    """See `spec.Process`."""
     with self._changed:
       self._changed.wait_for(
         lambda: self._has_news() or driver != self._driver, patience_s
       )
+      if gather_s:
+        self._changed.wait_for(
+          lambda: self._has_end() or driver != self._driver, gather_s
+        )
       if driver != self._driver:
         return c.Report(is_refused=True)
       self._heard_s, report = time.monotonic(), self._report
@@ -168,6 +174,11 @@ class Hands(Generic[AnyBackend]):
   def _restart(self, start_s: float) -> None:
     """The run starts at this time on the driver's clock."""
     raise NotImplementedError
+
+  def _has_end(self) -> bool:
+    """Whether not all news is of works that go on."""
+    told = self._report
+    return bool(told.error) or any(each.done for each in told.completions)
 
   def _has_news(self) -> bool:
     return bool(self._report.completions or self._report.error)

@@ -70,6 +70,9 @@ class RaySpec:
     max_restarts: how often one that was lost is started again.
     measures_links: the Conductor believes of transfers between instances what
       is measured as their wires open, instead of its costs' copy and handoff.
+    gather_s: how long tokens wait for more of them before the driver is told,
+      unless a work ends; their times are told, so no figure changes. A call
+      costs the driver about as much whether it tells of one step or of ten.
     simulated: whether instances compute nothing and move nothing, but take
       the time that the costs say: processes without devices.
   """
@@ -84,6 +87,7 @@ class RaySpec:
   silence_s: float = 15.0
   max_restarts: int = 3
   measures_links: bool = False
+  gather_s: float = 0.0
   simulated: bool = False
 
   def __post_init__(self):
@@ -95,7 +99,7 @@ class RaySpec:
     for name in ('start_s', 'silence_s'):
       if getattr(self, name) <= 0:
         raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be > 0')
-    for name in ('num_cpus', 'num_gpus', 'max_restarts'):
+    for name in ('num_cpus', 'num_gpus', 'max_restarts', 'gather_s'):
       if getattr(self, name) < 0:
         raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be >= 0')
 
@@ -131,8 +135,11 @@ class Process(Protocol):
     """Has commands carried out, in order; ignores those of an old driver."""
     ...
 
-  def report(self, patience_s: float, driver: str) -> Report:
-    """What there is to tell; waits for it, at most so long."""
+  def report(self, patience_s: float, driver: str, gather_s: float) -> Report:
+    """What there is to tell; waits for it, at most `patience_s`.
+
+    If it is of works that go on only, for more, at most `gather_s`.
+    """
     ...
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:

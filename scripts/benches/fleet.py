@@ -34,6 +34,7 @@ REQUESTS_PER_S = 8.0
 TRACE_PER_S = 3.5  # of the generated conversations
 SECONDS = 30.0
 IDLE_S = 5.0
+GATHER_S = 0.1
 # Of one process, its share of what all read counted once; with room to spare.
 PROCESS_BYTES = 80 << 20
 # Ray starts so many at once.
@@ -70,6 +71,9 @@ def fleet(quick: bool) -> Iterator[Row]:
     backend.restart_clock()
     used = _use(lambda: outcomes.append(_serve(apart, config, backend)))
     worker_cpu_s = _cpu_s(workers) - before_s
+    backend.crew.gather_s = GATHER_S
+    backend.restart_clock()
+    fewer = _use(lambda: outcomes.append(_serve(apart, config, backend)))
     worker_bytes = sum(map(_share_bytes, workers)) / count
   yield Row('fleet.instances', count, '', f'of {wanted}, each a process')
   yield Row('fleet.start', start_s, 's', 'of all, until they are listened to')
@@ -79,6 +83,9 @@ def fleet(quick: bool) -> Iterator[Row]:
   cores = worker_cpu_s / used.wall_s
   yield Row('fleet.workers', cores, 'cores', 'of all workers, serving')
   yield from _requests(outcomes[0], used, alone, alone_used)
+  gathered_s = fewer.cpu_s / len(outcomes[1].records)
+  about = f'with RaySpec.gather_s = {GATHER_S:g}'
+  yield Row('fleet.driver_s_per_request_gathered', gathered_s, 's', about)
 
 
 def _requests(
