@@ -287,6 +287,8 @@ class Crew:
     with self._changed:
       silent = {*self._members.values()} - {*asked.values()}
     for member in silent:
+      # Nobody has asked it before, however long the others took to start.
+      member.heard_s = time.monotonic()
       ref = member.actor.report.remote(
         REPORT_S, self._launcher.driver, self.gather_s
       )
