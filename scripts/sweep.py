@@ -52,10 +52,12 @@ def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(description=str(__doc__).split('\n')[0])
   add = parser.add_argument
   add('config', help='a run file, or a sweep file (configs/sweep)')
-  add('--over', action='append', default=[], metavar='X.y=[...]')
+  axis = 'values of a binding, also @functions; once for each axis'
+  add('--over', action='append', default=[], metavar='X.y=[...]', help=axis)
   add('--mode', choices=get_args(Mode), help='default: grid')
-  add('--bind', action='append', default=[], metavar='X.y=z')
-  add('--show', action='append', default=[], metavar='FIGURE')
+  add('--bind', action='append', default=[], metavar='X.y=z', help='of all')
+  shown = 'of docs/metrics.md, shown first: ttft_s.p99'
+  add('--show', action='append', default=[], metavar='FIGURE', help=shown)
   add('--out', type=Path, help='default: results/NAME')
   add(
     '--workers',
