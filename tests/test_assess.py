@@ -72,7 +72,7 @@ def test_a_trace_of_lengths_alone_says_what_it_cannot_know(tmp_path, capsys):
   assert all(s['hit_rate'] in (None, 0) for s in found['systems'])
   assert found['simulated']['num_requests'] == 20
   supposed = found['supposed']
-  assert [each['share'] for each in supposed] == [0.25, 0.5, 0.75, 1.0]
+  assert [each['share'] for each in supposed] == [0.25, 0.5, 1.0]
   assert supposed[-1]['hit_rate'] > 0.3  # of what blocks of 256 allow
   assert any('hit rate' in r for r in found['verdict']['reasons'])
   assert any('CPP is left out' in d for d in found['verdict']['doubts'])

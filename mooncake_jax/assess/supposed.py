@@ -14,7 +14,7 @@ import numpy as np
 
 from mooncake_jax.workload.trace import TraceRow
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
+SHARES = (0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)

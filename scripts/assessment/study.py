@@ -142,24 +142,26 @@ class Study:
       for n in tried:
         there = self._sharing(self._mooncake(n), share)
         jobs[share, 'store', n] = self._near(there, 'Mooncake')
-      for name, experiment in self._caching().items():
-        there = self._sharing(experiment, share)
-        jobs[share, 'coupled', name] = self._near(there, name)
+      name, experiment = self._caching()
+      there = self._sharing(experiment, share)
+      jobs[share, 'coupled', name] = self._near(there, name)
     found = self._pool.run(jobs, 'supposed reuse')
     apart = best(self.systems, 'apart').rate
     return tuple(_supposed(share, found, apart) for share in SHARES)
 
-  def _caching(self) -> dict[str, Experiment]:
-    """The coupled pools that cache prefixes."""
-    return {
+  def _caching(self) -> tuple[str, Experiment]:
+    """The best of the coupled pools that cache prefixes."""
+    found = {
       name: experiment
       for name, experiment in self._experiments.items()
       if experiment.vllm is not None and experiment.vllm.prefix_caching
     }
+    name = max(found, key=lambda each: self._scales[each])
+    return name, found[name]
 
   def _near(self, experiment: Experiment, name: str) -> Job:
     """A search that begins at the goodput of the system of that name."""
-    return self._job(experiment, self._scales[name] or 1.0)
+    return self._job(experiment, self._scales[name] or 1.0, near=True)
 
   def _sharing(self, experiment: Experiment, share: float) -> Experiment:
     workload = self._assessment.experiment.workload
