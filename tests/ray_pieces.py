@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+import gc
 import os
 import signal
 from typing import Any
 from typing import TYPE_CHECKING
+import warnings
 
 from engine_pieces import MODEL
 from engine_pieces import tiny_params
