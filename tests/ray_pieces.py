@@ -54,6 +54,10 @@ def ray_cluster(cluster=SPEC, spec: RaySpec = RAY) -> Iterator['RayBackend']:
   layout, workers = cluster.layout(MODEL), worker_specs(cluster)
   with RayBackend(layout, workers, spec, absent=cluster.absent) as made:
     yield made
+  # Ray does not wait for the processes that it ends.
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore', ResourceWarning)
+    gc.collect()
 
 
 def worker_specs(cluster=SPEC) -> list[WorkerSpec]:
