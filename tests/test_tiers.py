@@ -157,6 +157,12 @@ def test_an_unknown_eviction_policy_is_named():
     make_virtual(replace(SPEC, eviction='best'))
 
 
+@pytest.mark.parametrize('field', ['host_bytes', 'ssd_bytes'])
+def test_a_segment_too_small_for_a_block_is_named(field):
+  with pytest.raises(ValueError, match=f'ClusterSpec.{field}=100 holds no'):
+    make_virtual(replace(TIERED, **{field: 100}))
+
+
 def test_with_no_ssd_they_are_just_gone(make_cluster):
   spec = replace(TIERED, ssd_bytes=0)
   records = serve_on(make_cluster(spec), rounds(6, 2), spec)

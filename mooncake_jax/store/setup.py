@@ -4,6 +4,7 @@
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import device_segment
+from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import REMOTE
@@ -13,12 +14,21 @@ from mooncake_jax.store.eviction import POLICIES
 from mooncake_jax.store.master import Master
 from mooncake_jax.store.outcomes import Evicted
 
+# The sizes of segments, by medium.
+SIZES: dict[Medium, str] = {
+  'device': 'device_cache_tokens',
+  'host': 'host_bytes',
+  'ssd': 'ssd_bytes',
+  'remote': 'mooncake_bytes',
+}
+
 
 def make_master(spec: ClusterSpec, block_bytes: int) -> Master:
   """A Master with the empty segments of a cluster.
 
   Raises:
-    ValueError: an eviction policy that there is not.
+    ValueError: an eviction policy that there is not; a size that holds no
+      block.
   """
   if not callable(spec.eviction) and spec.eviction not in POLICIES:
     raise ValueError(
@@ -54,19 +64,21 @@ def segments_of(spec: ClusterSpec, instance: str) -> tuple[str, ...]:
 def mount(
   master: Master, spec: ClusterSpec, segment: str, block_bytes: int
 ) -> None:
-  """Mounts one of the cluster's segments, empty."""
-  kind, lower, spec = medium(segment), None, spec.of(owner(segment))
-  match kind:
-    case 'device':
-      num_blocks = spec.device_cache_tokens // spec.block_size_tokens
-      capacity_bytes = num_blocks * block_bytes
-    case 'ssd':
-      capacity_bytes = spec.ssd_bytes
-    case 'remote':
-      capacity_bytes = spec.mooncake_bytes
-    case _:
-      capacity_bytes = spec.host_bytes
-      lower = ssd_segment(segment) if spec.ssd_bytes else None
+  """Mounts one of the cluster's segments, empty.
+
+  Raises:
+    ValueError: it would hold no block, and is not said to be of size 0.
+  """
+  kind, spec = medium(segment), spec.of(owner(segment))
+  size = capacity_bytes = getattr(spec, SIZES[kind])
+  if kind == 'device':
+    capacity_bytes = size // spec.block_size_tokens * block_bytes
+  if size and capacity_bytes < block_bytes:
+    raise ValueError(
+      f'ClusterSpec.{SIZES[kind]}={size} holds no block: one has '
+      f'{spec.block_size_tokens} tokens and {block_bytes} bytes'
+    )
+  lower = ssd_segment(segment) if kind == 'host' and spec.ssd_bytes else None
   eviction = spec.eviction
   make = eviction if callable(eviction) else POLICIES[eviction]
   policy = make(capacity_bytes // block_bytes)
