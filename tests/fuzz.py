@@ -128,7 +128,9 @@ class Trial:
     self.rules = random_rules(rng)
     pairs = self.spec.prefill_instances
     if self.spec.stages == 1 and self.spec.streaming != 'layers':
-      self.spec = replace(self.spec, colocated=True, decode_instances=pairs)
+      self.spec = replace(
+        self.spec, colocated=True, decode_instances=pairs, absent=()
+      )
       self.rules = replace(self.rules, roles=None)
     self.differing = random_beliefs(rng, self.spec)
     self.conductor = self.make_conductor()

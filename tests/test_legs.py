@@ -16,6 +16,7 @@ from mooncake_jax.blocks.segments import WIRE
 from mooncake_jax.distributed.commands import Cancel
 from mooncake_jax.distributed.legs import legs_of
 from mooncake_jax.distributed.legs import sent_as
+from mooncake_jax.distributed.work import Following
 from mooncake_jax.distributed.work import Work
 
 NAMES = st.sampled_from(['p0', 'p1', 'd0'])
@@ -102,3 +103,21 @@ def test_a_work_is_at_home_where_it_ends():
   )
   assert home(op(p0, Replica('p0', 3, b''))) == 'p0'
   assert home(op(p0, d0), op(d0, p1)) is None
+
+
+def test_a_chunk_is_not_told_of_before_the_fetch_that_it_follows():
+  """Its instance knew that all had come; the sender has yet to say so."""
+  op = TransferOp(Replica('p1', 1, b''), DevicePages('p0', (1,)), 0, 2, 64)
+  legs = legs_of([op], itertools.count(), SIZES)
+  fetch = Work(0, dict.fromkeys(legs, Cancel(0)), legs, 1, is_started=True)
+  chunk = Work(1, {'p0': Cancel(1)})
+  following = Following()
+  following.note(chunk, fetch)
+  assert not chunk.waits  # it is started at once, where the bytes come
+  chunk.is_started = True
+  fetch.end('p0', Completion(0, 'completed', 1.0, 2.0))
+  chunk.end('p0', Completion(1, 'completed', 2.0, 3.0))
+  assert not chunk.left and not chunk.is_over and not fetch.is_over
+  fetch.end('p1', Completion(0, 'completed', 1.0, 2.0))
+  assert fetch.is_over
+  assert following.ended(0) == [chunk] and chunk.is_over

@@ -36,6 +36,7 @@ from mooncake_jax.distributed.legs import legs_of
 from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.work import failed
+from mooncake_jax.distributed.work import Following
 from mooncake_jax.distributed.work import Work
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.page_copies import copy_sizes
@@ -71,7 +72,7 @@ class RayBackend:
     self._numbers = itertools.count(time.time_ns() // 1000)
     self._works: dict[WorkId, Work] = {}
     self._failed: dict[WorkId, str] = {}
-    self._waiting: dict[WorkId, list[Work]] = {}
+    self._following = Following()
     self._there: dict[str, str] = {}  # why it is not, by instance
     self._told: dict[str, list[c.Command]] = {}
     self._heard = Heard()
@@ -251,16 +252,8 @@ class RayBackend:
     if error := next((self._failed[i] for i in after if i in self._failed), ''):
       self._end_unstarted(work, 'failed', error)
       return work.work_id
-    starters = {
-      name
-      for name in work.commands
-      if name not in work.legs or not work.legs[name].only_receives
-    }
-    for other in filter(None, map(self._works.get, after)):
-      if starters != {other.home} or not other.is_started:
-        work.waits.add(other.work_id)
-        work.has_waited = True
-        self._waiting.setdefault(other.work_id, []).append(work)
+    for ahead in filter(None, map(self._works.get, after)):
+      self._following.note(work, ahead)
     if not work.waits:
       self._start(work)
     return work.work_id
@@ -287,7 +280,7 @@ class RayBackend:
     if numbers := work.end(name, completion):
       for other in work.left:
         self._tell(other, c.Miss(numbers, f'{name}: {completion.why}'))
-    if not work.left:
+    if work.is_over:
       self._finish(work, work.completion())
 
   def _finish(self, work: Work, completion: Completion) -> None:
@@ -300,13 +293,14 @@ class RayBackend:
       self._failed[work.work_id] = error
       if len(self._failed) > MAX_FAILED:
         del self._failed[next(iter(self._failed))]
-    for other in self._waiting.pop(work.work_id, ()):
-      other.waits.discard(work.work_id)
+    for other in self._following.ended(work.work_id):
       if other.work_id not in self._works:
         continue  # it was cancelled, or another one failed it
-      if error:
+      if other.is_over:
+        self._finish(other, other.completion())
+      elif error and not other.is_started:
         self._end_unstarted(other, 'failed', error)
-      elif not other.waits:
+      elif not other.is_started and not other.waits:
         self._start(other)
 
   # News.

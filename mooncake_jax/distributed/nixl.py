@@ -112,8 +112,10 @@ class NixlMover:
     return _NixlInlet(self)
 
   def close(self) -> None:
-    """Lets go of the agent, and with it of all reads."""
-    del self.agent
+    """Lets go of the agent, and with it of all reads and all peers."""
+    with self.lock:
+      self._peers.clear()
+      del self.agent
 
   def meet(self, description: bytes) -> str:
     """Takes in another agent's first description; returns its name.
@@ -129,7 +131,9 @@ class NixlMover:
   def part(self, peer: str) -> None:
     """An inlet from that agent is closed; with the last one it is forgotten."""
     with self.lock:
-      known = self._peers[peer]
+      known = self._peers.get(peer)
+      if known is None:
+        return  # the mover was closed before
       known.num_inlets -= 1
       if not known.num_inlets:
         del self._peers[peer]

@@ -25,6 +25,8 @@ class Work:
     legs: of a transfer.
     num_ops: of a transfer.
     waits: works elsewhere that must end before this one is started.
+    behind: works that its instance has it follow, and that have not ended: it
+      ends after them.
     has_waited: there were such.
     opened_s: when the backend was asked for it.
     is_started: the commands were sent.
@@ -35,6 +37,7 @@ class Work:
   legs: dict[str, Leg] = field(default_factory=dict)
   num_ops: int = 0
   waits: set[WorkId] = field(default_factory=set)
+  behind: set[WorkId] = field(default_factory=set)
   has_waited: bool = False
   opened_s: float = 0.0
   is_started: bool = False
@@ -49,9 +52,22 @@ class Work:
     return ends[0] if len(ends) == 1 else None
 
   @property
+  def starters(self) -> set[str]:
+    """The instances that begin it."""
+    legs = self.legs
+    return {
+      n for n in self.commands if n not in legs or not legs[n].only_receives
+    }
+
+  @property
   def left(self) -> set[str]:
     """Instances that have not told of its end."""
     return self.commands.keys() - self.ends.keys()
+
+  @property
+  def is_over(self) -> bool:
+    """Whether it can be told of: all have told, and all that it follows."""
+    return self.is_started and not self.left and not self.behind
 
   def put_off(self, seconds: float) -> None:
     """Its deadlines, by what it waited; see `Backend.transfer`."""
@@ -109,6 +125,31 @@ class Work:
       for index, status in zip(leg.of or range(len(leg.ops)), statuses):
         found[index].append(status)
     return tuple(worst(each) for each in found)
+
+
+class Following:
+  """Which works follow which that have not ended."""
+
+  def __init__(self):
+    self._followers: dict[WorkId, list[Work]] = {}
+
+  def note(self, work: Work, ahead: Work) -> None:
+    """A work about to be started follows one under way."""
+    self._followers.setdefault(ahead.work_id, []).append(work)
+    if work.starters == {ahead.home} and ahead.is_started:
+      # That instance sees to it; another leg's end may be told of later.
+      work.behind.add(ahead.work_id)
+    else:
+      work.waits.add(ahead.work_id)
+      work.has_waited = True
+
+  def ended(self, work_id: WorkId) -> list[Work]:
+    """Those that followed it, in order; for them it is no more."""
+    followers = self._followers.pop(work_id, [])
+    for work in followers:
+      work.waits.discard(work_id)
+      work.behind.discard(work_id)
+    return followers
 
 
 def _padded(completion: Completion, leg: Leg) -> tuple[Status, ...]:
