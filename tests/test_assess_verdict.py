@@ -96,6 +96,13 @@ def test_hits_without_a_gain_are_named():
   assert not any(r.startswith('Hits without a gain') for r in found.reasons)
 
 
+def test_a_gain_over_nothing_has_no_size():
+  reasons = answer((0, 0, 0), (1, 1, 1), (2, 2, 2)).reasons
+  told = [each for each in reasons if each.startswith('Goodput, ')]
+  assert told[0] == 'Goodput, apart over coupled: some where there was none.'
+  assert not any('inf' in each for each in told)
+
+
 def supposed(share, store, coupled=1.0, apart=1.0):
   return Supposed(share, share / 2, store, coupled, apart)
 

@@ -215,10 +215,15 @@ def _goodputs(
     for system in chosen
   ]
   return found + [
-    f'Goodput, {name}: {_percent(each.value)} '
-    f'({_percent(each.low)} to {_percent(each.high)}).'
-    for name, each in gains.items()
+    f'Goodput, {name}: {_range(each)}.' for name, each in gains.items()
   ]
+
+
+def _range(gained: Interval) -> str:
+  if gained.low == math.inf:
+    return 'some where there was none'
+  low, value, high = map(percent, (gained.low, gained.value, gained.high))
+  return f'{value} ({low} to {high})'
 
 
 def _shown(system: System) -> str:
@@ -243,7 +248,7 @@ def _known(
 
 def _about_refusing(systems: Sequence[System], store: System) -> list[str]:
   return [
-    f'{system.name} would serve {_percent(_ratio(system.rate, store.rate))} '
+    f'{system.name} would serve {percent(_ratio(system.rate, store.rate))} '
     'on top, by refusing whom it would serve too late.'
     for system in systems
     if system.refuses and system.rate > store.rate
@@ -327,7 +332,7 @@ def _hits_without_gain(systems: Sequence[System], least: float) -> list[str]:
   return [
     f'Hits without a gain: {high.name} reuses {high.hit_rate:.0%} of the '
     f'tokens, and its goodput is that of {low.name} '
-    f'{_percent(gain(high, low).value)}: prefill is not what limits it.'
+    f'{percent(gain(high, low).value)}: prefill is not what limits it.'
     for high, low in pairs
     if (high.hit_rate or 0) >= LITTLE and gain(high, low).value < least / 2
   ]
@@ -339,5 +344,6 @@ def _ratio(mine: float, others: float) -> float:
   return mine / others - 1
 
 
-def _percent(share: float) -> str:
-  return f'{share:+.0%}'
+def percent(share: float) -> str:
+  """A gain as it is told; over nothing it has no size."""
+  return 'from none' if share == math.inf else f'{share:+.0%}'

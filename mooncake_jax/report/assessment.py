@@ -13,6 +13,7 @@ from mooncake_jax.assess.assessed import Assessed
 from mooncake_jax.assess.break_even import BreakEven
 from mooncake_jax.assess.reuse import Reuse
 from mooncake_jax.assess.supposed import Supposed
+from mooncake_jax.assess.verdict import percent
 from mooncake_jax.assess.verdict import System
 from mooncake_jax.metrics.table import number
 from mooncake_jax.report.lines import line_panels
@@ -160,7 +161,7 @@ def _supposed(supposed: Sequence[Supposed]) -> Iterator[str]:
         each.store,
         each.coupled,
         each.apart,
-        f'{each.gain:+.0%}',
+        percent(each.gain),
       )
       for each in supposed
     ),
