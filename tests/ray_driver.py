@@ -11,6 +11,7 @@ from dataclasses import replace
 import json
 import sys
 import time
+from typing import Any
 
 from engine_pieces import MODEL
 from lifecycle import COSTS
@@ -20,6 +21,7 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.events import WorkDone
 from mooncake_jax.serve import serve
+from mooncake_jax.transfer.arrivals import EARLY_S
 from ray_pieces import leftovers
 from ray_pieces import ray_cluster
 from ray_pieces import SMALL
@@ -36,11 +38,23 @@ def hang(event: object) -> None:
     time.sleep(600)
 
 
+def settled(backend: Any) -> dict[str, Any]:
+  """What is held once parts that came early for nobody were let go of."""
+  until_s = time.monotonic() + 1.5 * EARLY_S
+  while True:
+    held = backend.holdings()
+    if time.monotonic() > until_s or not any(
+      each.num_works or each.buffer_bytes for each in held.values()
+    ):
+      return held
+    time.sleep(0.2)
+
+
 def main(address: str, which: str) -> None:
   requests = shared_prefix_requests(4, prefix=64, output=5)
   spec = RaySpec(address=address, name='tests')
   with ray_cluster(SMALL, spec) as backend:
-    held = backend.holdings()
+    held = settled(backend)
     tell(
       event='began',
       processes=backend.crew.process_ids,

@@ -145,8 +145,19 @@ def test_a_prefill_instance_killed_with_one_under_way_and_others_queued(
 
 @pytest.mark.parametrize('victim', ['prefill', 'decode'])
 def test_either_end_of_a_transfer_killed(backend, cluster, expected, victim):
-  """Its target takes nothing while it is stopped, so it is under way."""
-  requests, names = long_requests(6), []
+  """Its target takes nothing while it is stopped, so it is under way.
+
+  Unless all has come before the target stops: then once more.
+  """
+  assert any(
+    transfer_is_killed(backend, cluster, expected, victim, prompt)
+    for prompt in (110, 108, 106)
+  )
+
+
+def transfer_is_killed(backend, cluster, expected, victim, prompt) -> bool:
+  """Whether it was under way; all end right in any case."""
+  requests, names = long_requests(6, prompt), []
 
   def on_event(watch, event):
     if isinstance(event, WorkDone) and not names:
@@ -165,7 +176,7 @@ def test_either_end_of_a_transfer_killed(backend, cluster, expected, victim):
   assert watch.acted_s is not None
   check(records, requests, expected, completed=6)
   assert lost(watch) == {names[victim == 'decode']}
-  assert names[2] in {e.request_id for e in watch.of(Failed)}
+  return names[2] in {e.request_id for e in watch.of(Failed)}
 
 
 def test_a_decode_instance_killed_while_it_decodes(backend, cluster, expected):
