@@ -46,7 +46,7 @@ SPEC = ClusterSpec(
   prefill_pool_tokens=1024,
   decode_pool_tokens=1024,
   max_batch=4,
-  host_bytes=1,
+  host_bytes=0,
   reuse=False,
 )
 PROMPT, OUTPUT = 512, 64

@@ -38,7 +38,7 @@ SPEC = ClusterSpec(
   prefill_pool_tokens=2048,
   decode_pool_tokens=2048,
   layers_per_transfer=3,
-  host_bytes=1,
+  host_bytes=0,
   reuse=False,
 )
 SHARE = 0.5  # of prefill, that the handoff takes on the link
