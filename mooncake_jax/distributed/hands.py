@@ -23,10 +23,10 @@ from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import WorkId
-from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.handover import Estate
+from mooncake_jax.distributed.legs import comes_as
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.progress import MAX_FAILED
 from mooncake_jax.request import BlockKey
@@ -349,11 +349,7 @@ def arriving(ops: Any) -> tuple[int, ...]:
   """Numbers of the parts that a transfer waits for."""
   if isinstance(ops, BlockOps):
     return ()
-  return tuple(
-    op.src.replica_id
-    for op in ops
-    if isinstance(op.src, Replica) and op.src.segment == ARRIVALS
-  )
+  return tuple(n for op in ops if (n := comes_as(op)) is not None)
 
 
 def ping(rounds: int, ask: Callable[[], float]) -> float:

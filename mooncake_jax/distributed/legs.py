@@ -53,6 +53,13 @@ def sent_as(op: TransferOp) -> int | None:
   return dst.replica_id if is_sent else None  # pyright: ignore
 
 
+def comes_as(op: TransferOp) -> int | None:
+  """The number under which another instance sends it, if one does."""
+  src = op.src
+  is_sent = isinstance(src, Replica) and src.segment == ARRIVALS
+  return src.replica_id if is_sent else None  # pyright: ignore
+
+
 def place(side: DevicePages | Replica) -> str:
   """The instance whose memory it is."""
   return side.instance if isinstance(side, DevicePages) else owner(side.segment)

@@ -18,10 +18,10 @@ from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
-from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import WIRE
 from mooncake_jax.costs.model import CostModel
+from mooncake_jax.distributed.legs import comes_as
 from mooncake_jax.sim.paced import PacedBackend
 from mooncake_jax.sim.works import SimWork
 from mooncake_jax.sim.works import UNKNOWN_S
@@ -75,8 +75,8 @@ class PartBackend(PacedBackend):
     """See `Backend`."""
     if isinstance(ops, BlockOps):
       return super().transfer(ops, priority, deadline_s, after)
-    moving = [_across(op) for op in ops if _comes_as(op) is None]
-    numbers = [n for op in ops if (n := _comes_as(op)) is not None]
+    moving = [_across(op) for op in ops if comes_as(op) is None]
+    numbers = [n for op in ops if (n := comes_as(op)) is not None]
     if not numbers:
       return super().transfer(moving, priority, deadline_s, after)
     work_id = self._await(numbers, deadline_s)
@@ -159,14 +159,6 @@ class PartBackend(PacedBackend):
   def _late(self, work: Awaited) -> None:
     if work.work_id in self._works:
       self._end_early(work, 'timeout', 'late')
-
-
-def _comes_as(op: TransferOp) -> int | None:
-  """The number under which another instance sends it, if one does."""
-  src = op.src
-  if isinstance(src, Replica) and src.segment == ARRIVALS:
-    return src.replica_id
-  return None
 
 
 def _across(op: TransferOp) -> TransferOp:
