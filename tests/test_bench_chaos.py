@@ -106,6 +106,8 @@ def test_goodput_is_drawn_over_time(tmp_path):
   rows = chaos_found.rows(clean((30.0, 33.0)))
   (curve,) = [row.curve for row in rows if row.curve]
   low = [at_s for at_s, per_s in curve.points if per_s < 3]
-  assert low == [30.5, 31.5, 32.5]
+  assert low == [31.0, 33.0]
+  assert curve.marks == (30.0, 50.0)
   plot(rows, tmp_path / 'goodput.svg')
-  assert 'goodput' in (tmp_path / 'goodput.svg').read_text()
+  drawn = (tmp_path / 'goodput.svg').read_text()
+  assert 'goodput' in drawn and drawn.count('stroke: #b03030') == 2

@@ -31,7 +31,6 @@ SLO_HERE = SLO(ttft_s=5.0, tbt_s=1.0)
 WINDOW_S, BEFORE_S, STEP_S, ENOUGH = 2.0, 10.0, 0.1, 0.8
 RECOVERY_S, LATE_S = 5.0, 1.0
 NEW_THREADS = 2  # that come and go: of a connection that is being opened
-BINS = 120  # of the curve
 
 
 @dataclass
@@ -153,14 +152,15 @@ def _is_last(found: Found, kill: Kill) -> bool:
 
 
 def goodput(found: Found) -> Curve:
-  """Requests/s that kept the SLO, over time."""
-  width_s = max(1.0, found.seconds / BINS)
-  counts = Counter(int(at_s / width_s) for at_s in found.served_s)
+  """Requests/s that kept the SLO, by windows of `WINDOW_S`, and the kills."""
+  counts = Counter(int(at_s / WINDOW_S) for at_s in found.served_s)
   points = tuple(
-    ((i + 0.5) * width_s, counts[i] / width_s)
-    for i in range(int(found.seconds / width_s))
+    ((i + 0.5) * WINDOW_S, counts[i] / WINDOW_S)
+    for i in range(int(found.seconds / WINDOW_S))
   )
-  return Curve(points, 's', 'requests/s within their limits')
+  kills = tuple(kill.time_s for kill in found.kills)
+  about = 'each line a process killed'
+  return Curve(points, 's', 'requests/s in time', kills, about)
 
 
 def rows(found: Found) -> list[Row]:

@@ -32,11 +32,15 @@ class Curve:
   Attributes:
     points: (x, y).
     x_label, y_label: what they are, with units.
+    marks: x at which something happened.
+    about: what the marks are.
   """
 
   points: tuple[tuple[float, float], ...]
   x_label: str
   y_label: str
+  marks: tuple[float, ...] = ()
+  about: str = ''
 
 
 @dataclass(frozen=True)
