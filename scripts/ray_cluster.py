@@ -23,6 +23,8 @@ from scripts.experiment import Experiment
 from scripts.kv_scales import measured_scales
 from scripts.serving import boundary_s
 
+MANY = 20
+
 if TYPE_CHECKING:
   from mooncake_jax.distributed.backend import RayBackend
 
@@ -43,12 +45,19 @@ def ray_backend(
   begun_s = time.perf_counter()
   layout = experiment.cluster.layout(config)
   workers = worker_specs(experiment, config)
+  absent = experiment.cluster.absent
   with RayBackend(
-    layout, workers, experiment.ray, absent=experiment.cluster.absent
+    layout, workers, experiment.ray, absent=absent, on_start=_tell_tenths
   ) as backend:
     seconds = time.perf_counter() - begun_s
     print(f'started and compiled in {seconds:.0f} s', file=sys.stderr)
     yield backend
+
+
+def _tell_tenths(there: int, wanted: int) -> None:
+  """Says how far the start is, of many processes at every tenth."""
+  if wanted >= MANY and 10 * there // wanted > 10 * (there - 1) // wanted:
+    print(f'{there} of {wanted} processes are there', file=sys.stderr)
 
 
 def worker_specs(
@@ -75,6 +84,7 @@ def _simulated(
       pause_s,
       spec.wire,
       secret,
+      spec.tokens_wait_s,
     )
     for name in (*cluster.prefill_names, *cluster.decode_names)
   ]

@@ -291,13 +291,13 @@ def test_what_was_for_a_lost_process_does_not_reach_the_next(backend, cluster):
   while crew._members.get('decode0', before) is before:
     assert time.monotonic() < until_s
     time.sleep(0.05)
-  crew.tell('decode0', [c.Transfer(-1, [no_op], 0, 1.0)])  # fails at once
+  crew.tell({'decode0': [c.Transfer(-1, [no_op], 0, 1.0)]})  # fails at once
   news, until_s = [], time.monotonic() + 2
   while time.monotonic() < until_s:
     news += crew.take(0.2)[0]
   kinds = [type(each).__name__ for name, each in news if name == 'decode0']
   assert kinds == ['Lost', 'Joined']
-  crew.tell('decode0', [c.Transfer(-1, [no_op], 0, 1.0)])
+  crew.tell({'decode0': [c.Transfer(-1, [no_op], 0, 1.0)]})
   ((_, report),), _ = crew.take(30.0)
   assert [each.work_id for each in report.completions] == [-1]
   for name, each in news:

@@ -31,6 +31,7 @@ from mooncake_jax.blocks.segments import wire_segment
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.channel import Channel
+from mooncake_jax.distributed.reports import gathered
 from mooncake_jax.distributed.sim_worker import SimWorker
 from mooncake_jax.distributed.sim_worker import SimWorkerSpec
 from mooncake_jax.distributed.spec import RaySpec
@@ -51,6 +52,7 @@ SLOW = replace(
   copy_bytes_per_s=5e5,
 )
 NUM_BYTES = 10_000
+CHUNK = PrefillChunk('r', 0, 0, 8, (1,))
 # What `ray status` does: asks the cluster's head for its state.
 LOOK = """
 import sys
@@ -108,7 +110,7 @@ def test_what_one_sends_ends_a_work_of_the_other(pair):
   out, come = legs(7)
   p.do(
     [
-      c.Prefill(1, PrefillChunk('r', 0, 0, 8, (1,)), ()),
+      c.Prefill(1, CHUNK, ()),
       c.Transfer(2, [out], 0, 1e9, after=(1,)),
     ]
   )
@@ -186,6 +188,26 @@ def test_tokens_may_wait_for_more_of_them_and_no_end_does(pair):
   assert sum(counts) == 60
 
 
+def test_those_of_one_process_tell_together():
+  changed = threading.Condition()
+  hands = [SimWorker(spec(name), changed) for name in 'ab']
+  a = hands[0]
+  a.do([c.RestartClock(a.clock_s()), c.Prefill(1, CHUNK, ())])
+  first = gathered(hands, 30.0, '', 0.0)
+  assert [*first] == ['a'] and first['a'].completions[0].work_id == 1
+  begun_s = time.monotonic()
+  assert {*gathered(hands, 0.2, '', 0.0)} == {'a', 'b'}  # nobody has news
+  assert time.monotonic() >= begun_s + 0.2
+  assert gathered(hands, 30.0, 'another', 0.0)['b'].is_refused
+  for each in hands:
+    each.close()
+
+
+def test_only_what_computes_nothing_shares_a_process():
+  with pytest.raises(ValueError, match='instances_per_process=2 must be 1'):
+    RaySpec(instances_per_process=2)
+
+
 def test_who_does_not_know_the_secret_is_hung_up_on(pair):
   _, d = pair
   d.do([c.Transfer(1, [legs(9)[1]], 0, 1e9)])
@@ -209,7 +231,9 @@ def processes(cluster):
   from mooncake_jax.distributed.backend import RayBackend
 
   names = (*cluster.prefill_names, *cluster.decode_names)
-  ray = RaySpec(num_cpus=0.5, silence_s=10.0, simulated=True)
+  ray = RaySpec(
+    num_cpus=0.5, silence_s=10.0, simulated=True, instances_per_process=2
+  )
   workers = [spec(name) for name in names]
   with RayBackend(cluster.layout(MODEL), workers, ray) as backend:
     yield backend
@@ -264,10 +288,11 @@ def test_a_cluster_of_them_takes_the_time_of_one_simulation():
     killer.join()
     assert len(records) == 12
     assert {r.outcome for r in records} <= {'completed', 'failed'}
-    while not any(isinstance(e, InstanceJoined) for e in told):
+    while len([e for e in told if isinstance(e, InstanceJoined)]) < 2:
       told += cluster.step(backend.now_s() + 0.5)
       assert backend.now_s() < now_s + LIMIT_S
-    assert [e.instance for e in told if isinstance(e, InstanceLost)] == [
-      'decode0'
-    ]
+    lost = [e.instance for e in told if isinstance(e, InstanceLost)]
+    assert lost == ['prefill0', 'decode0']  # which share the process
+    with pytest.raises(ValueError, match='decode0 shares its process with 1'):
+      backend.dismiss('decode0')
     cluster.check()

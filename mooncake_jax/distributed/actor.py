@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker as a Ray actor.
+"""A process of the cluster as a Ray actor: an instance, or several.
 
 Calls of one group are carried out in the order they were made, by one thread;
 so commands stay in order while a report is waited for.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import fields
 import os
+import threading
 from typing import Any
 from typing import cast
 
@@ -18,6 +20,8 @@ from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.commands import Report
+from mooncake_jax.distributed.reports import gathered
+from mooncake_jax.distributed.spec import Process
 from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.request import BlockKey
 
@@ -27,62 +31,79 @@ GROUPS = {'commands': 1, 'reports': 1}
 
 
 class InstanceActor:
-  """One instance; see `spec.Process`."""
+  """Instances of one process, by name; see `spec.Process`."""
 
-  def __init__(self, spec: ProcessSpec, name: str, driver: str):
-    """Loads and compiles."""
-    self._spec = spec
-    here = ray.util.get_node_ip_address() if spec.wire.bind == NODE else ''
-    self._worker = spec.start(name, here or spec.wire.bind)
-    self._worker.take_over(driver, TAKE_S)
+  def __init__(self, specs: Sequence[ProcessSpec], name: str, driver: str):
+    """Loads and compiles.
 
-  def address(self) -> Address:
-    """Where it listens; answers when it is ready."""
-    return self._worker.address
+    Args:
+      name: of the process, which none had before.
+    """
+    self._specs, changed = specs, threading.Condition()
+    self._instances: dict[str, Process] = {
+      spec.name: spec.start(name, _bind(spec), changed) for spec in specs
+    }
+    self._all = [*self._instances.values()]
+    for each in self._all:
+      each.take_over(driver, TAKE_S)
 
-  def take_over(self, driver: str, spec: ProcessSpec) -> str:
+  def addresses(self) -> dict[str, Address]:
+    """Where they listen; answers when all are ready."""
+    return {name: each.address for name, each in self._instances.items()}
+
+  def take_over(self, driver: str, specs: Sequence[ProcessSpec]) -> str:
     """See `Process.take_over`; returns the secret that is known here.
 
     Raises:
       ValueError: it was made of other things than that driver would have it.
     """
-    if (here := made_of(self._spec)) != (wanted := made_of(spec)):
+    here, wanted = ('; '.join(map(made_of, s)) for s in (self._specs, specs))
+    if here != wanted:
       raise ValueError(f'it is {here}, not {wanted}')
-    self._worker.take_over(driver, TAKE_S)
-    return self._spec.secret
+    for each in self._all:
+      each.take_over(driver, TAKE_S)
+    return self._specs[0].secret
 
   def clock_s(self) -> float:
     """This process's clock, or the driver's once that is known."""
-    return self._worker.clock_s()
+    return self._all[0].clock_s()
 
   def set_clock(self, ahead_s: float) -> None:
-    self._worker.set_clock(ahead_s)
+    for each in self._all:
+      each.set_clock(ahead_s)
 
-  def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
-    return self._worker.adopt(segment)
+  def adopt(self, instance: str, segment: str) -> list[tuple[BlockKey, int]]:
+    return self._instances[instance].adopt(segment)
 
-  def holdings(self) -> Holdings:
-    return self._worker.holdings()
+  def holdings(self, instance: str) -> Holdings:
+    return self._instances[instance].holdings()
 
-  def measure_link(self, to: str) -> LinkSpeed:
-    return self._worker.measure_link(to)
+  def measure_link(self, instance: str, to: str) -> LinkSpeed:
+    return self._instances[instance].measure_link(to)
 
-  def num_programs(self) -> int:
-    return self._worker.num_programs()
+  def num_programs(self, instance: str) -> int:
+    return self._instances[instance].num_programs()
 
   def process_id(self) -> int:
     return os.getpid()
 
-  def close(self) -> None:
-    self._worker.close()
-
   @ray.method(concurrency_group='commands')
-  def do(self, commands: Sequence[Command], driver: str) -> None:
-    self._worker.do(commands, driver)
+  def do(self, told: Mapping[str, Sequence[Command]], driver: str) -> None:
+    for name, commands in told.items():
+      self._instances[name].do(commands, driver)
 
   @ray.method(concurrency_group='reports')
-  def report(self, patience_s: float, driver: str, gather_s: float) -> Report:
-    return self._worker.report(patience_s, driver, gather_s)
+  def report(
+    self, patience_s: float, driver: str, gather_s: float
+  ) -> dict[str, Report]:
+    """See `gathered`."""
+    return gathered(self._all, patience_s, driver, gather_s)
+
+
+def _bind(spec: ProcessSpec) -> str:
+  """The address to listen at."""
+  bind = spec.wire.bind
+  return ray.util.get_node_ip_address() if bind == NODE else bind
 
 
 def made_of(spec: Any) -> str:

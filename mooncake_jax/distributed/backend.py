@@ -28,11 +28,11 @@ from mooncake_jax.blocks.segments import owner
 from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.crew import Crew
-from mooncake_jax.distributed.crew import Joined
-from mooncake_jax.distributed.crew import Lost
-from mooncake_jax.distributed.crew import News
 from mooncake_jax.distributed.handover import Heard
 from mooncake_jax.distributed.legs import legs_of
+from mooncake_jax.distributed.member import Joined
+from mooncake_jax.distributed.member import Lost
+from mooncake_jax.distributed.member import News
 from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.work import failed
@@ -54,11 +54,13 @@ class RayBackend:
     spec: RaySpec,
     clock: Callable[[], float] = time.perf_counter,
     absent: Collection[str] = (),
+    on_start: Callable[[int, int], None] = lambda there, wanted: None,
   ):
-    """Starts a process an instance; returns when all are compiled.
+    """Starts the instances' processes; returns when all are compiled.
 
     Args:
       absent: instances that `bring` may start later.
+      on_start: told how many processes of how many are there.
 
     Raises:
       RuntimeError: an instance can't start.
@@ -81,7 +83,7 @@ class RayBackend:
     self._instances = {w.name: w for w in workers}
     self._absent = frozenset(absent)
     self._start_limit_s = spec.start_s
-    self.crew = Crew(workers, spec, absent)
+    self.crew = Crew(workers, spec, absent, on_start)
     self._there = {
       name: f'{name} is absent' if name in self._absent else ''
       for name in self._instances
@@ -373,8 +375,7 @@ class RayBackend:
 
   def _flush(self) -> None:
     told, self._told = self._told, {}
-    for name, commands in told.items():
-      self.crew.tell(name, commands)
+    self.crew.tell(told)
 
   def _check(self, name: str) -> None:
     if name not in self._there:

@@ -5,17 +5,17 @@ One thread waits for reports of all; each restart has a thread for as long as
 it takes. What they find is news for the loop thread, in order.
 """
 
+from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
 import logging
 import threading
 import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
 from ray.exceptions import RayError
 
 from mooncake_jax.backend import LinkUse
@@ -23,53 +23,25 @@ from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
-from mooncake_jax.distributed.commands import Report
-from mooncake_jax.distributed.hands import ping
 from mooncake_jax.distributed.launching import CALL_S
 from mooncake_jax.distributed.launching import join_ray
 from mooncake_jax.distributed.launching import Launcher
+from mooncake_jax.distributed.member import Joined
+from mooncake_jax.distributed.member import Lost
+from mooncake_jax.distributed.member import meet
+from mooncake_jax.distributed.member import Member
+from mooncake_jax.distributed.member import News
 from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.request import BlockKey
 
 REPORT_S = 1.0  # a worker answers at least so often
-PINGS = 16
-
-
-@dataclass(frozen=True)
-class Lost:
-  """A worker's process is no more, or says nothing."""
-
-  why: str
-
-
-@dataclass(frozen=True)
-class Joined:
-  """A worker was started again and listens at `address`."""
-
-  address: Address
-
-
-News = Report | Lost | Joined
-
-
-@dataclass(eq=False)
-class _Member:
-  """One process of an instance."""
-
-  name: str
-  actor: Any
-  address: Address
-  process_id: int
-  heard_s: float
-  last: Report = field(default_factory=Report)
 
 
 class Crew:
-  """The processes of a cluster's instances, by name.
+  """The processes of a cluster's instances.
 
-  Attributes:
-    gather_s: see `RaySpec`; may be set.
+  All but news is kept by process, under the name of its first instance.
   """
 
   def __init__(
@@ -77,59 +49,69 @@ class Crew:
     workers: Sequence[ProcessSpec],
     spec: RaySpec,
     absent: Collection[str] = (),
+    on_start: Callable[[int, int], None] = lambda there, wanted: None,
   ):
     """Starts all but the absent and waits until they are ready.
+
+    Args:
+      on_start: told how many processes of how many are there.
 
     Raises:
       RuntimeError: one of them can't start.
     """
-    names = [worker.name for worker in workers]
-    self._launcher = Launcher(workers, spec)
+    self._launcher = Launcher(workers, spec, absent)
+    processes = self._launcher.processes
+    self._home = {name: p for p, names in processes.items() for name in names}
     self._spec = spec
-    self.gather_s = spec.gather_s
     self._changed = threading.Condition()
     self._news: list[tuple[str, News]] = []
     self._woken = False
     self._crash: BaseException | None = None
     self._is_closed = False
     # Who is to be there, and how often each may still be started.
-    self._wanted = {*names} - {*absent}
-    self._tries = dict.fromkeys(names, spec.max_restarts)
-    self._owns_ray = join_ray(spec, len(workers))
-    self._members: dict[str, _Member] = {}
+    self._wanted = {*processes} - {*absent}
+    self._tries = dict.fromkeys(processes, spec.max_restarts)
+    self._owns_ray = join_ray(spec, len(processes))
+    self._members: dict[str, Member] = {}
     # As of the news taken: what is told to a process is for that process.
-    self._known: dict[str, _Member] = {}
+    self._known: dict[str, Member] = {}
     self._launching: dict[str, Any] = {}
     self._starters: dict[str, threading.Thread] = {}
     self._looked_s = time.monotonic()
     self._adopted: set[str] = set()  # segments
     try:
-      left = self._launcher.take_over(self._wanted)
-      self._taken_over = frozenset(left)
-      actors = {
-        name: left.get(name) or self._launcher.launch(name)
-        for name in names
-        if name in self._wanted
-      }
-      for name, actor in actors.items():
-        self._members[name] = self._ready(name, actor)
-      self._known = {**self._members}
+      self._taken_over = self._start_all(on_start)
     except BaseException:
       self._shut_down()
       raise
     self._thread = threading.Thread(target=self._main, name='crew', daemon=True)
     self._thread.start()
 
+  def _start_all(self, on_start: Callable[[int, int], None]) -> frozenset[str]:
+    """Has all that are wanted; returns those that an earlier driver left."""
+    left = self._launcher.take_over(self._wanted)
+    actors = {
+      process: left.get(process) or self._launcher.launch(process)
+      for process in self._launcher.processes
+      if process in self._wanted
+    }
+    for process, actor in actors.items():
+      self._members[process] = meet(process, actor, self._spec.start_s)
+      on_start(len(self._members), len(actors))
+    self._known = {**self._members}
+    return frozenset(left)
+
   @property
   def addresses(self) -> dict[str, Address]:
-    """Where the processes listen, of which `take` has told."""
+    """Where the instances listen, of whose processes `take` has told."""
     with self._changed:
-      return {name: member.address for name, member in self._known.items()}
+      known = [member.addresses for member in self._known.values()]
+    return {name: at for each in known for name, at in each.items()}
 
   def link_uses(self, start_s: float) -> dict[tuple[str, str], LinkUse]:
     """What instances told last of their links in the run that began then."""
     with self._changed:
-      told = [member.last for member in self._members.values()]
+      told = [r for m in self._members.values() for r in m.last.values()]
     now: dict[tuple[str, str], LinkUse] = {}
     for report in told:
       if report.start_s == start_s:
@@ -140,10 +122,14 @@ class Crew:
           )
     return now
 
-  def tell(self, name: str, commands: Sequence[Command]) -> None:
-    """Sends commands to an instance; one that is no more does not mind."""
-    if (member := self._member(name)) is not None:
-      member.actor.do.remote(commands, self._launcher.driver)
+  def tell(self, told: Mapping[str, Sequence[Command]]) -> None:
+    """Sends instances commands; one that is no more does not mind."""
+    by_process: dict[str, dict[str, Sequence[Command]]] = {}
+    for name, commands in told.items():
+      by_process.setdefault(self._home[name], {})[name] = commands
+    for process, some in by_process.items():
+      if (member := self._known.get(process)) is not None:
+        member.actor.do.remote(some, self._launcher.driver)
 
   def take(self, timeout_s: float) -> tuple[list[tuple[str, News]], bool]:
     """Waits for news, in order; also tells whether it was woken.
@@ -172,11 +158,11 @@ class Crew:
   def ask(
     self, method: str, *args: Any, names: Sequence[str]
   ) -> dict[str, Any]:
-    """Calls a method of some of the workers; those that don't answer lack."""
+    """Calls a method of some instances; those that don't answer lack."""
     refs = {
-      name: getattr(member.actor, method).remote(*args)
+      name: getattr(member.actor, method).remote(name, *args)
       for name in names
-      if (member := self._member(name)) is not None
+      if (member := self._known.get(self._home[name])) is not None
     }
     answers = {}
     for name, ref in refs.items():
@@ -189,7 +175,7 @@ class Crew:
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """What an earlier process or driver left there; told once."""
     name = owner(segment)
-    is_left = medium(segment) == 'ssd' or name in self._taken_over
+    is_left = medium(segment) == 'ssd' or self._home[name] in self._taken_over
     if segment in self._adopted or not is_left:
       return []
     self._adopted.add(segment)
@@ -199,25 +185,41 @@ class Crew:
   def process_ids(self) -> dict[str, int]:
     """Numbers of the instances' processes on their hosts, as of now."""
     with self._changed:
-      return {name: each.process_id for name, each in self._members.items()}
+      return {
+        name: member.process_id
+        for member in self._members.values()
+        for name in member.addresses
+      }
 
   def bring(self, name: str) -> None:
     """Has an instance started that is not there; news tell when it is."""
+    process = self._home[name]
     with self._changed:
-      self._wanted.add(name)
-      self._tries[name] = 1 + self._spec.max_restarts
-      if name not in self._members:
-        self._begin(name)
+      self._wanted.add(process)
+      self._tries[process] = 1 + self._spec.max_restarts
+      if process not in self._members:
+        self._begin(process)
 
   def dismiss(self, name: str) -> None:
-    """Ends an instance's process, which is not started again."""
+    """Ends an instance's process, which is not started again.
+
+    Raises:
+      ValueError: others share it.
+    """
+    process = self._home[name]
+    if len(shared := self._launcher.processes[process]) > 1:
+      raise ValueError(
+        f'{name} shares its process with {len(shared) - 1} others: '
+        f'RaySpec.instances_per_process={self._spec.instances_per_process}'
+      )
     with self._changed:
-      self._wanted.discard(name)
-      member, coming = self._members.get(name), self._launching.get(name)
+      self._wanted.discard(process)
+      member = self._members.get(process)
+      coming = self._launching.get(process)
     if coming is not None:
       ray.kill(coming)  # so that who waits for it hears
     if member is not None:
-      self._lose(member, f'{name} was let go')
+      self._lose(member, 'was let go')
 
   def close(self, ends_named: bool = False) -> None:
     """Ends all processes, and Ray if it was started here.
@@ -241,33 +243,14 @@ class Crew:
     if self._owns_ray:
       ray.shutdown()
 
-  def _ready(self, name: str, actor: Any) -> _Member:
-    """Waits until a process is there and knows the time."""
-    try:
-      address = ray.get(actor.address.remote(), timeout=self._spec.start_s)
-      ahead_s = ping(
-        PINGS, lambda: ray.get(actor.clock_s.remote(), timeout=CALL_S)
-      )
-      ray.get(actor.set_clock.remote(ahead_s), timeout=CALL_S)
-      process_id: Any = ray.get(actor.process_id.remote(), timeout=CALL_S)
-    except RayError as error:
-      ray.kill(actor)
-      why = 'it took too long' if isinstance(error, GetTimeoutError) else error
-      raise RuntimeError(f'instance {name!r} did not start: {why}') from error
-    return _Member(name, actor, tuple(address), process_id, time.monotonic())
-
-  def _member(self, name: str) -> _Member | None:
+  def _post(self, news: Iterable[tuple[str, News]]) -> None:
     with self._changed:
-      return self._known.get(name)
-
-  def _post(self, name: str, news: News) -> None:
-    with self._changed:
-      self._news.append((name, news))
+      self._news += news
       self._changed.notify_all()
 
   def _main(self) -> None:
     try:
-      asked: dict[Any, _Member] = {}
+      asked: dict[Any, Member] = {}
       while not self._is_closed:
         self._ask_all(asked)
         if not asked:
@@ -283,32 +266,36 @@ class Crew:
         self._crash = error
         self._changed.notify_all()
 
-  def _ask_all(self, asked: dict[Any, _Member]) -> None:
+  def _ask_all(self, asked: dict[Any, Member]) -> None:
     with self._changed:
       silent = {*self._members.values()} - {*asked.values()}
     for member in silent:
       # Nobody has asked it before, however long the others took to start.
       member.heard_s = time.monotonic()
       ref = member.actor.report.remote(
-        REPORT_S, self._launcher.driver, self.gather_s
+        REPORT_S, self._launcher.driver, self._spec.tokens_wait_s
       )
       asked[ref] = member
 
-  def _hear(self, member: _Member, ref: Any) -> None:
+  def _hear(self, member: Member, ref: Any) -> None:
     try:
-      report: Any = ray.get(ref)
+      reports: Any = ray.get(ref)
     except RayError as error:
-      self._lose(member, f'{member.name} was lost: {_short(error)}')
+      self._lose(member, f'was lost: {_short(error)}')
       return
-    if report.is_refused:
-      raise RuntimeError(f'another driver has taken over {member.name}')
-    member.heard_s, member.last = time.monotonic(), report
-    if report.error:
-      self._lose(member, f'{member.name} was lost: {report.error}')
-    elif report.completions:
-      self._post(member.name, report)
+    member.heard_s = time.monotonic()
+    member.last |= reports
+    for name, report in reports.items():
+      if report.is_refused:
+        raise RuntimeError(f'another driver has taken over {name}')
+      if report.error:
+        self._lose(member, f'was lost: {report.error}')
+        return
+    told = [(name, each) for name, each in reports.items() if each.completions]
+    if told:
+      self._post(told)
 
-  def _miss_silent(self, asked: dict[Any, _Member]) -> None:
+  def _miss_silent(self, asked: dict[Any, Member]) -> None:
     now_s = time.monotonic()
     asleep_s, self._looked_s = now_s - self._looked_s, now_s
     for ref, member in [*asked.items()]:
@@ -317,57 +304,64 @@ class Crew:
       silent_s = now_s - member.heard_s
       if silent_s > self._spec.silence_s:
         del asked[ref]
-        self._lose(member, f'{member.name} said nothing for {silent_s:.0f} s')
+        self._lose(member, f'said nothing for {silent_s:.0f} s')
 
-  def _lose(self, member: _Member, why: str) -> None:
+  def _lose(self, member: Member, why: str) -> None:
     """A process is no more, or may not go on; another one may be started."""
     ray.kill(member.actor)
+    process = member.process
     with self._changed:
-      if self._members.get(member.name) is not member:
+      if self._members.get(process) is not member:
         return  # two have noticed
-      del self._members[member.name]
-      logging.getLogger(__name__).warning(why)
-      self._post(member.name, Lost(why))
-      self._begin(member.name)
+      del self._members[process]
+      lost = {name: f'{name} {why}' for name in member.addresses}
+      logging.getLogger(__name__).warning('; '.join(lost.values()))
+      self._post((name, Lost(each)) for name, each in lost.items())
+      self._begin(process)
 
-  def _begin(self, name: str) -> None:
+  def _begin(self, process: str) -> None:
     """Under the lock: has a thread start it, if it may and none does."""
-    if name not in self._starters and name in self._wanted:
-      thread = self._starters[name] = threading.Thread(
-        target=self._start, args=(name,), name=f'start {name}', daemon=True
+    if process not in self._starters and process in self._wanted:
+      thread = self._starters[process] = threading.Thread(
+        target=self._start,
+        args=(process,),
+        name=f'start {process}',
+        daemon=True,
       )
       thread.start()
 
-  def _start(self, name: str) -> None:
-    """Starts an instance, as often as it may, until it is there."""
-    while (actor := self._launch_again(name)) is not None:
+  def _start(self, process: str) -> None:
+    """Starts a process, as often as it may, until it is there."""
+    while (actor := self._launch_again(process)) is not None:
       try:
-        member = self._ready(name, actor)
+        member = meet(process, actor, self._spec.start_s)
       except RuntimeError:
         continue
       if self._admit(member):
         return
 
-  def _launch_again(self, name: str) -> Any | None:
-    """The next process to try with; None ends the trying."""
+  def _launch_again(self, process: str) -> Any | None:
+    """The next actor to try with; None ends the trying."""
     with self._changed:
-      self._launching.pop(name, None)
-      if self._is_closed or name not in self._wanted or not self._tries[name]:
-        del self._starters[name]
+      self._launching.pop(process, None)
+      may_start = process in self._wanted and self._tries[process]
+      if self._is_closed or not may_start:
+        del self._starters[process]
         return None
-      self._tries[name] -= 1
-      actor = self._launching[name] = self._launcher.launch(name)
+      self._tries[process] -= 1
+      actor = self._launching[process] = self._launcher.launch(process)
       return actor
 
-  def _admit(self, member: _Member) -> bool:
-    """Makes it the instance's process, if that is still wanted."""
+  def _admit(self, member: Member) -> bool:
+    """Makes it its instances' process, if that is still wanted."""
+    process = member.process
     with self._changed:
-      if member.name not in self._wanted:
+      if process not in self._wanted:
         ray.kill(member.actor)
         return False
-      del self._launching[member.name], self._starters[member.name]
-      self._members[member.name] = member
-      self._post(member.name, Joined(member.address))
+      del self._launching[process], self._starters[process]
+      self._members[process] = member
+      self._post((name, Joined(at)) for name, at in member.addresses.items())
       return True
 
 

@@ -27,6 +27,7 @@ from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.handover import Estate
 from mooncake_jax.distributed.legs import comes_as
+from mooncake_jax.distributed.reports import gathered
 from mooncake_jax.engine.inbox import describe
 from mooncake_jax.engine.progress import MAX_FAILED
 from mooncake_jax.request import BlockKey
@@ -66,16 +67,21 @@ class Hands(Generic[AnyBackend]):
     backend: of this one instance; a subclass makes it.
     arrivals: what others send.
     estate: what a driver leaves to the next; None where there are no bytes.
+    changed: the lock of what it is told and tells; notified of either.
   """
 
   backend: AnyBackend
   arrivals: Arriving
   estate: Estate | None = None
 
-  def __init__(self, instance: str):
-    """Idle; `_begin` starts it."""
+  def __init__(self, instance: str, changed: threading.Condition | None = None):
+    """Idle; `_begin` starts it.
+
+    Args:
+      changed: of all instances of this process; None is of this one alone.
+    """
     self.instance = instance
-    self._changed = threading.Condition()
+    self.changed = threading.Condition() if changed is None else changed
     self._commands: list[c.Command] = []
     self._report = c.Report()
     self._is_closed = False
@@ -108,12 +114,12 @@ class Hands(Generic[AnyBackend]):
     Raises:
       TimeoutError: it did not end within `patience_s`.
     """
-    with self._changed:
+    with self.changed:
       self._driver, self._heard_s = driver, time.monotonic()
       self._is_taken = False
       self._commands = [c.LetGo(f'{driver} has taken over')]
       self.backend.wake()
-      if not self._changed.wait_for(lambda: self._is_taken, patience_s):
+      if not self.changed.wait_for(lambda: self._is_taken, patience_s):
         raise TimeoutError(f'works under way did not end in {patience_s} s')
 
   def do(
@@ -124,7 +130,7 @@ class Hands(Generic[AnyBackend]):
     Args:
       driver: whose they are; None: of this process itself.
     """
-    with self._changed:
+    with self.changed:
       if driver in (None, self._driver):
         self._commands += commands
     self.backend.wake()
@@ -132,23 +138,33 @@ class Hands(Generic[AnyBackend]):
   def report(
     self, patience_s: float, driver: str = '', gather_s: float = 0.0
   ) -> c.Report:
-    """See `spec.Process`."""
-    with self._changed:
-      self._changed.wait_for(
-        lambda: self._has_news() or driver != self._driver, patience_s
-      )
-      if gather_s:
-        self._changed.wait_for(
-          lambda: self._has_end() or driver != self._driver, gather_s
-        )
-      if driver != self._driver:
-        return c.Report(is_refused=True)
-      self._heard_s, report = time.monotonic(), self._report
-      self._report = c.Report(error=report.error, number=report.number + 1)
+    """What there is to tell; see `gathered`."""
+    return gathered([self], patience_s, driver, gather_s)[self.instance]
+
+  # See `reports.Telling`.
+
+  def serves(self, driver: str) -> bool:
+    return driver == self._driver
+
+  def has_news(self) -> bool:
+    return bool(self._report.completions or self._report.error)
+
+  def has_end(self) -> bool:
+    told = self._report
+    return bool(told.error) or any(each.done for each in told.completions)
+
+  def is_due(self, silence_s: float) -> bool:
+    return time.monotonic() - self._heard_s >= silence_s
+
+  def take_report(self) -> c.Report:
+    self._heard_s, report = time.monotonic(), self._report
+    self._report = c.Report(error=report.error, number=report.number + 1)
+    return report
+
+  def complete(self, report: c.Report) -> None:
     # In this order: counts of a new run are never told as an old one's.
     report.start_s = self._start_s
     report.link_uses = self.backend.link_uses()
-    return report
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """See `Backend`; before any work, or after `take_over`."""
@@ -158,7 +174,7 @@ class Hands(Generic[AnyBackend]):
 
   def end(self) -> None:
     """Ends the thread; works under way are dropped."""
-    with self._changed:
+    with self.changed:
       self._is_closed = True
     self.backend.wake()
     self._thread.join()
@@ -175,14 +191,6 @@ class Hands(Generic[AnyBackend]):
     """The run starts at this time on the driver's clock."""
     raise NotImplementedError
 
-  def _has_end(self) -> bool:
-    """Whether not all news is of works that go on."""
-    told = self._report
-    return bool(told.error) or any(each.done for each in told.completions)
-
-  def _has_news(self) -> bool:
-    return bool(self._report.completions or self._report.error)
-
   def _main(self) -> None:
     try:
       while not self._is_closed:
@@ -193,20 +201,20 @@ class Hands(Generic[AnyBackend]):
         if completions := self.backend.wait(until_s):
           self._tell([self._named(each) for each in completions])
     except BaseException as error:
-      with self._changed:
+      with self.changed:
         self._report.error = describe(error)
-        self._changed.notify_all()
+        self.changed.notify_all()
 
   def _take(self) -> list[c.Command]:
-    with self._changed:
+    with self.changed:
       commands, self._commands = self._commands, []
       return commands
 
   def _tell(self, completions: list[Completion]) -> None:
-    with self._changed:
+    with self.changed:
       self._report.completions += completions
       number = self._report.number
-      self._changed.notify_all()
+      self.changed.notify_all()
     for each in completions:
       if each.done and (written := self._writes.pop(each.work_id, None)):
         if each.status == 'completed' and self.estate is not None:
@@ -226,10 +234,10 @@ class Hands(Generic[AnyBackend]):
       self.estate.hand_over()
     self._failed.clear()
     self._start_s, self._offset_s = None, 0.0
-    with self._changed:
+    with self.changed:
       self._report = c.Report(error=self._report.error)
       self._is_taken = True
-      self._changed.notify_all()
+      self.changed.notify_all()
 
   def _let_go(self, why: str) -> None:
     """Ends all works, as soon as they can."""

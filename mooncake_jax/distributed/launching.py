@@ -28,21 +28,35 @@ OBJECT_STORE_BYTES = 128 << 20
 
 
 class Launcher:
-  """Makes instances' processes one driver's. Any thread may call."""
+  """Makes processes one driver's. Any thread may call.
 
-  def __init__(self, workers: Sequence[ProcessSpec], spec: RaySpec):
+  Attributes:
+    processes: their instances; a process is named as its first.
+    driver: what this one is called.
+  """
+
+  def __init__(
+    self,
+    workers: Sequence[ProcessSpec],
+    spec: RaySpec,
+    absent: Collection[str] = (),
+  ):
     self._workers = {worker.name: worker for worker in workers}
     self._spec = spec
+    there = [name for name in self._workers if name not in absent]
+    alone = [(name,) for name in self._workers if name in absent]
+    shared = split(there, spec.instances_per_process)
+    self.processes = {names[0]: names for names in (*shared, *alone)}
     self._numbers = itertools.count()
     self.driver = f'driver-{os.getpid()}-{time.time_ns()}'
 
-  def launch(self, name: str) -> Any:
+  def launch(self, process: str) -> Any:
     """An actor that loads and compiles."""
-    spec, title = self._spec, f'{name}-{next(self._numbers)}-{self.driver}'
+    spec, title = self._spec, f'{process}-{next(self._numbers)}-{self.driver}'
     lasting = {}
     if spec.name:
       lasting = {
-        'name': f'{name}/{title}',
+        'name': f'{process}/{title}',
         'namespace': spec.name,
         'lifetime': 'detached',
       }
@@ -51,14 +65,14 @@ class Launcher:
       .options(
         num_cpus=spec.num_cpus,
         num_gpus=spec.num_gpus,
-        resources={**spec.resources.get(name, {})},
+        resources={**spec.resources.get(process, {})},
         **lasting,
       )
-      .remote(self._workers[name], title, self.driver)
+      .remote(self._made_of(process), title, self.driver)
     )
 
   def take_over(self, wanted: Collection[str]) -> dict[str, Any]:
-    """Processes that an earlier driver of this name left, by instance.
+    """Processes that an earlier driver of this name left, by name.
 
     One that does not answer, or is not wanted, is ended.
 
@@ -78,9 +92,12 @@ class Launcher:
         ray.kill(actor)
     return found
 
+  def _made_of(self, process: str) -> list[ProcessSpec]:
+    return [self._workers[name] for name in self.processes[process]]
+
   def _takes(self, name: str, actor: Any) -> bool:
     """Whether a process goes on as this driver's."""
-    asked = actor.take_over.remote(self.driver, self._workers[name])
+    asked = actor.take_over.remote(self.driver, self._made_of(name))
     try:
       secret: Any = ray.get(asked, timeout=2 * TAKE_S)
     except RayTaskError as error:
@@ -98,6 +115,15 @@ class Launcher:
       for other, worker in self._workers.items()
     }
     return True
+
+
+def split(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
+  """Parts of at most `size`, each with names of all along the list.
+
+  p0 p1 d0 d1 by 2 gives (p0, d0), (p1, d1): each has some of either role.
+  """
+  count = -(-len(names) // size)
+  return [tuple(names[i::count]) for i in range(count)]
 
 
 def join_ray(spec: RaySpec, num_workers: int) -> bool:

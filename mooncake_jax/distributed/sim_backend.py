@@ -22,6 +22,7 @@ from mooncake_jax.blocks.segments import owner
 from mooncake_jax.blocks.segments import WIRE
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.distributed.legs import comes_as
+from mooncake_jax.sim.paced import LEAST_TICK_S
 from mooncake_jax.sim.paced import PacedBackend
 from mooncake_jax.sim.works import SimWork
 from mooncake_jax.sim.works import UNKNOWN_S
@@ -54,9 +55,16 @@ class PartBackend(PacedBackend):
     boundary_s: float,
     clock: Callable[[], float],
     start_s: float,
+    least_tick_s: float = LEAST_TICK_S,
   ):
     """See `PacedBackend`; `start_s` on the clock is time 0."""
-    super().__init__(costs, stage_layers, boundary_s=boundary_s, clock=clock)
+    super().__init__(
+      costs,
+      stage_layers,
+      boundary_s=boundary_s,
+      least_tick_s=least_tick_s,
+      clock=clock,
+    )
     self._start_s = start_s
     self._awaited: dict[int, Awaited] = {}
     self._inner: set[WorkId] = set()  # that nobody asked for as such

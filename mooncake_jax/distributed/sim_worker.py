@@ -26,6 +26,7 @@ from mooncake_jax.distributed.sim_backend import PartBackend
 from mooncake_jax.distributed.sim_landing import SimLanding
 from mooncake_jax.distributed.sim_landing import SimWires
 from mooncake_jax.distributed.spec import WireSpec
+from mooncake_jax.sim.paced import LEAST_TICK_S
 
 MANY_BYTES = 1 << 30
 
@@ -40,6 +41,7 @@ class SimWorkerSpec:
     stage_layers: layers of each of its stages where it prefills.
     boundary_s: until the next stage has what a stage computed.
     secret: what all workers of the cluster know.
+    gather_s: tokens that come closer together are told together.
   """
 
   name: str
@@ -48,6 +50,7 @@ class SimWorkerSpec:
   boundary_s: float
   wire: WireSpec
   secret: str
+  gather_s: float = 0.0
 
   def can_be(self, role: str) -> bool:
     """See `backend.Sized`."""
@@ -57,16 +60,22 @@ class SimWorkerSpec:
     """The same, with the secret of others."""
     return replace(self, secret=secret)
 
-  def start(self, process: str, bind: str) -> 'SimWorker':
+  def start(
+    self, process: str, bind: str, changed: threading.Condition | None = None
+  ) -> 'SimWorker':
     """See `spec.ProcessSpec`."""
-    return SimWorker(replace(self, wire=replace(self.wire, bind=bind)))
+    wire = replace(self.wire, bind=bind)
+    return SimWorker(replace(self, wire=wire), changed)
 
 
 class SimWorker(Hands[PartBackend]):
   """One simulated instance, driven by commands. Any thread may call."""
 
-  def __init__(self, spec: SimWorkerSpec):
-    super().__init__(spec.name)
+  def __init__(
+    self, spec: SimWorkerSpec, changed: threading.Condition | None = None
+  ):
+    """Listens; see `Hands`."""
+    super().__init__(spec.name, changed)
     self._spec = spec
     self._outgoing: dict[WorkId, dict[str, list[int]]] = {}
     self._wires = SimWires(spec.wire, spec.secret)
@@ -118,7 +127,12 @@ class SimWorker(Hands[PartBackend]):
     """Makes a new backend, as a simulation's time does not go back."""
     spec = self._spec
     self.backend = self.arrivals = PartBackend(
-      spec.costs, spec.stage_layers, spec.boundary_s, self.clock_s, start_s
+      spec.costs,
+      spec.stage_layers,
+      spec.boundary_s,
+      self.clock_s,
+      start_s,
+      max(spec.gather_s, LEAST_TICK_S),
     )
     self.backend.wake()  # whoever woke the old one
 

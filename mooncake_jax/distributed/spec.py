@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+import threading
 from typing import get_args
 from typing import Literal
 from typing import Protocol
@@ -13,9 +14,11 @@ from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Holdings
-from mooncake_jax.distributed.commands import Report
+from mooncake_jax.distributed.reports import Telling
 from mooncake_jax.request import BlockKey
 
+# A step of simulated instances takes some tens of milliseconds.
+SIMULATED_GATHER_S = 0.1
 MoverName = Literal['tcp', 'nixl', 'jax']
 
 
@@ -73,8 +76,11 @@ class RaySpec:
     gather_s: how long tokens wait for more of them before the driver is told,
       unless a work ends; their times are told, so no figure changes. A call
       costs the driver about as much whether it tells of one step or of ten.
+      None is not at all on devices, 0.1 where instances are simulated.
     simulated: whether instances compute nothing and move nothing, but take
       the time that the costs say: processes without devices.
+    instances_per_process: of simulated ones so many share a process, which
+      is lost with all of them; those absent at first have their own.
   """
 
   address: str | None = None
@@ -87,8 +93,9 @@ class RaySpec:
   silence_s: float = 15.0
   max_restarts: int = 3
   measures_links: bool = False
-  gather_s: float = 0.0
+  gather_s: float | None = None
   simulated: bool = False
+  instances_per_process: int = 1
 
   def __post_init__(self):
     if self.name and self.address is None:
@@ -100,11 +107,24 @@ class RaySpec:
       if getattr(self, name) <= 0:
         raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be > 0')
     for name in ('num_cpus', 'num_gpus', 'max_restarts', 'gather_s'):
-      if getattr(self, name) < 0:
+      if (getattr(self, name) or 0) < 0:
         raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be >= 0')
+    count = self.instances_per_process
+    if count < 1 or (count > 1 and not self.simulated):
+      raise ValueError(
+        f'RaySpec.instances_per_process={count} must be 1, or more where '
+        'instances are simulated'
+      )
+
+  @property
+  def tokens_wait_s(self) -> float:
+    """How long tokens wait for more of them."""
+    if self.gather_s is not None:
+      return self.gather_s
+    return SIMULATED_GATHER_S if self.simulated else 0.0
 
 
-class Process(Protocol):
+class Process(Telling, Protocol):
   """One instance in this process, driven by the driver's commands.
 
   Any thread may call.
@@ -133,13 +153,6 @@ class Process(Protocol):
 
   def do(self, commands: Sequence[Command], driver: str) -> None:
     """Has commands carried out, in order; ignores those of an old driver."""
-    ...
-
-  def report(self, patience_s: float, driver: str, gather_s: float) -> Report:
-    """What there is to tell; waits for it, at most `patience_s`.
-
-    If it is of works that go on only, for more, at most `gather_s`.
-    """
     ...
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
@@ -189,10 +202,13 @@ class ProcessSpec(Protocol):
     """See `backend.Sized`."""
     ...
 
-  def start(self, process: str, bind: str) -> Process:
+  def start(
+    self, process: str, bind: str, changed: threading.Condition | None = None
+  ) -> Process:
     """Makes the instance, in the process of a name that none had before.
 
     Args:
       bind: the address to listen at.
+      changed: of all instances of that process; see `Hands`.
     """
     ...

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import partial
+import threading
 
 import jax
 
@@ -72,10 +73,12 @@ class WorkerSpec:
     """The same, with the secret of others."""
     return replace(self, secret=secret)
 
-  def start(self, process: str, bind: str) -> 'Worker':
+  def start(
+    self, process: str, bind: str, changed: threading.Condition | None = None
+  ) -> 'Worker':
     """See `spec.ProcessSpec`."""
     wire = replace(self.wire, bind=bind)
-    return Worker(replace(self, wire=wire), process)
+    return Worker(replace(self, wire=wire), process, changed)
 
 
 class Worker(Hands[DeviceBackend]):
@@ -83,14 +86,20 @@ class Worker(Hands[DeviceBackend]):
 
   arrivals: Arrivals
 
-  def __init__(self, spec: WorkerSpec, name: str):
+  def __init__(
+    self,
+    spec: WorkerSpec,
+    name: str,
+    changed: threading.Condition | None = None,
+  ):
     """Loads the instance, compiles, and listens.
 
     Args:
       name: of this process, which no earlier one had.
+      changed: see `Hands`.
     """
     spec.prepare()
-    super().__init__(spec.instance.name)
+    super().__init__(spec.instance.name, changed)
     self._mover = make_mover(
       spec.wire.mover, name, spec.wire.devices, spec.wire.bind
     )

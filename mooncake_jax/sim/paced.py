@@ -20,6 +20,7 @@ from mooncake_jax.sim.virtual import VirtualBackend
 
 # The loop of a server sleeps no longer at once: a clock may be set.
 LONGEST_SLEEP_S = 1.0
+LEAST_TICK_S = 0.002
 
 
 class PacedBackend(VirtualBackend):
@@ -33,7 +34,7 @@ class PacedBackend(VirtualBackend):
     instances: Mapping[str, CostModel] | None = None,
     partners: Mapping[str, str] | None = None,
     boundary_s: float = 0.0,
-    least_tick_s: float = 0.002,
+    least_tick_s: float = LEAST_TICK_S,
     clock: Callable[[], float] = time.perf_counter,
   ):
     """See `VirtualBackend`; time 0 is now.

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fleet of processes costs the one driver: simulated instances on Ray.
 
-Conversations on the paper's nodes at the pace of the clock, an instance a
-process (`RaySpec.simulated`), beside the same in one process. Of 200 instances
-as many as fit the memory that is there; MOONCAKE_JAX_FLEET says another number.
+Conversations on the paper's nodes at the pace of the clock, instances in
+processes (`RaySpec.simulated`), beside the same in one process: as many of 200
+as the memory that is there holds with a process each, and all 200, of which
+some share one. MOONCAKE_JAX_FLEET says other sizes, as in '100/1 200/8':
+instances, and how many a process; '16/1/0' also has RaySpec.gather_s.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 import os
 from pathlib import Path
@@ -29,123 +32,181 @@ from scripts.serving import serve_once
 
 RUN = 'configs/run/sim_conversation.gin'
 FLEET = 'MOONCAKE_JAX_FLEET'
-WHOLE, QUICK = 200, 16
-REQUESTS_PER_S = 8.0
+WHOLE = 200
 TRACE_PER_S = 3.5  # of the generated conversations
-SECONDS = 30.0
+SECONDS = 15.0
 IDLE_S = 5.0
-GATHER_S = 0.1
 # Of one process, its share of what all read counted once; with room to spare.
 PROCESS_BYTES = 80 << 20
 # Ray starts so many at once.
 STARTING = 4
 
 
+class Size(NamedTuple):
+  """A fleet: instances, how many of them a process, `RaySpec.gather_s`."""
+
+  instances: int
+  per_process: int
+  gather_s: float | None = None
+
+  @property
+  def name(self) -> str:
+    """Of its rows."""
+    gathered = '' if self.gather_s is None else f'/{self.gather_s:g}'
+    return f'fleet.{self.instances}/{self.per_process}{gathered}'
+
+  @property
+  def num_processes(self) -> int:
+    return -(-self.instances // self.per_process)
+
+  @property
+  def rates_per_s(self) -> tuple[float, ...]:
+    """Requests; the first of them is too much for 16 instances."""
+    return (8.0,) if self.instances < 100 else (8.0, 24.0)
+
+
 class Used(NamedTuple):
-  """Of the driver's processor, and of the clock."""
+  """Of processors, and of the clock; `others` are the workers."""
 
   cpu_s: float
   wall_s: float
+  others_s: float = 0.0
+
+
+class Run(NamedTuple):
+  """What was served, and what that took."""
+
+  outcome: Outcome
+  used: Used
+
+  @property
+  def cost_s(self) -> float:
+    """The driver's processor seconds a request."""
+    return self.used.cpu_s / len(self.outcome.records)
+
+  @property
+  def ttft_s(self) -> float:
+    """The mean."""
+    found = [r.ttft_s for r in self.outcome.records if r.ttft_s is not None]
+    return sum(found) / len(found)
 
 
 def fleet(quick: bool) -> Iterator[Row]:
   """Instances, what they and the driver take, and how late they are."""
-  wanted = int(os.environ.get(FLEET) or (QUICK if quick else WHOLE))
-  count = min(wanted, _fitting())
-  experiment, config = _experiment(count)
-  alone, alone_used = _in_one_process(experiment, config)
+  for size in _sizes(quick):
+    yield from _rows_of(size)
+
+
+def _sizes(quick: bool) -> list[Size]:
+  if words := os.environ.get(FLEET):
+    parts = [word.split('/') for word in words.split()]
+    return [Size(int(n), int(k), *map(float, rest)) for n, k, *rest in parts]
+  if quick:
+    return [Size(16, 4)]
+  fitting = min(WHOLE, _fitting())
+  return [Size(16, 1, 0.0), Size(16, 1), Size(fitting, 1), Size(WHOLE, 8)]
+
+
+def _rows_of(size: Size) -> Iterator[Row]:
+  name = size.name
+  experiment, config = _experiment(size, size.rates_per_s[0])
+  alone = {rate: _alone(size, rate) for rate in size.rates_per_s}
   spec = RaySpec(
     wire=WireSpec('tcp'),
-    num_cpus=STARTING / count,
+    num_cpus=STARTING / size.num_processes,
     silence_s=60.0,
+    gather_s=size.gather_s,
     simulated=True,
+    instances_per_process=size.per_process,
   )
-  apart = replace(experiment, backend='ray', ray=spec)
   begun_s = time.perf_counter()
+  apart = replace(experiment, backend='ray', ray=spec)
   with ray_backend(apart, config) as backend:
     start_s = time.perf_counter() - begun_s
+    workers = sorted({*backend.crew.process_ids.values()})
+    about = f'of {len(workers)} processes, until they are listened to'
+    yield Row(f'{name}.start', start_s, 's', about)
     idle = _use(lambda: backend.wait(backend.now_s() + IDLE_S))
-    workers = [*backend.crew.process_ids.values()]
-    before_s = _cpu_s(workers)
-    outcomes: list[Outcome] = []
-    backend.restart_clock()
-    used = _use(lambda: outcomes.append(_serve(apart, config, backend)))
-    worker_cpu_s = _cpu_s(workers) - before_s
-    backend.crew.gather_s = GATHER_S
-    backend.restart_clock()
-    fewer = _use(lambda: outcomes.append(_serve(apart, config, backend)))
-    worker_bytes = sum(map(_share_bytes, workers)) / count
-  yield Row('fleet.instances', count, '', f'of {wanted}, each a process')
-  yield Row('fleet.start', start_s, 's', 'of all, until they are listened to')
-  yield Row('fleet.process_memory', worker_bytes / 2**20, 'MiB', 'PSS, mean')
-  share = idle.cpu_s / idle.wall_s
-  yield Row('fleet.idle_driver', share, 'cores', 'that listens to all')
-  cores = worker_cpu_s / used.wall_s
-  yield Row('fleet.workers', cores, 'cores', 'of all workers, serving')
-  yield from _requests(outcomes[0], used, alone, alone_used)
-  gathered_s = fewer.cpu_s / len(outcomes[1].records)
-  about = f'with RaySpec.gather_s = {GATHER_S:g}'
-  yield Row('fleet.driver_s_per_request_gathered', gathered_s, 's', about)
+    share = idle.cpu_s / idle.wall_s
+    yield Row(f'{name}.idle_driver', share, 'cores', 'that listens to all')
+    for rate_per_s, one in alone.items():
+      yield from _load(size, rate_per_s, one, backend, workers)
+    worker_bytes = sum(map(_share_bytes, workers)) / len(workers)
+  memory = worker_bytes / 2**20
+  yield Row(f'{name}.process_memory', memory, 'MiB', 'PSS, mean')
 
 
-def _requests(
-  apart: Outcome, used: Used, alone: Outcome, alone_used: Used
+def _alone(size: Size, rate_per_s: float) -> Run:
+  """The same with all instances simulated in this process."""
+  experiment, config = _experiment(size, rate_per_s)
+  with backends(experiment, config, PacedBackend) as make:
+    return _serve(experiment, config, make())
+
+
+def _load(
+  size: Size, rate_per_s: float, alone: Run, backend: Any, workers: list[int]
 ) -> Iterator[Row]:
   """What a request costs the driver, and what it waits."""
-  count = len(apart.records)
-  done = sum(r.outcome == 'completed' for r in apart.records)
-  yield Row('fleet.completed', done / count, 'ratio', f'of {count}', 1.0)
-  cost_s, alone_s = (u.cpu_s / count for u in (used, alone_used))
-  about = f'{used.cpu_s / used.wall_s:.2f} of a core at {REQUESTS_PER_S:g}/s'
-  yield Row('fleet.driver_s_per_request', cost_s, 's', about)
-  about = f'{alone_s:.3g} s with all instances simulated in the driver'
-  yield Row('fleet.driver_over_one_process', cost_s / alone_s, 'ratio', about)
-  late_s = [_mean_ttft_s(each) for each in (apart, alone)]
-  about = f'mean TTFT; {late_s[1]:.3g} s in one process'
-  yield Row('fleet.ttft_more', late_s[0] - late_s[1], 's', about)
+  experiment, config = _experiment(size, rate_per_s)
+  backend.restart_clock()
+  run = _serve(experiment, config, backend, workers)
+  name = f'{size.name}.at_{rate_per_s:g}'
+  records, used = run.outcome.records, run.used
+  done = sum(r.outcome == 'completed' for r in records) / len(records)
+  yield Row(f'{name}.completed', done, 'ratio', f'of {len(records)}', 1.0)
+  about = f'{used.cpu_s / used.wall_s:.2f} of a core at {rate_per_s:g}/s'
+  yield Row(f'{name}.driver_s_per_request', run.cost_s, 's', about)
+  about = f'{alone.cost_s:.3g} s with all instances simulated in the driver'
+  more = run.cost_s / alone.cost_s
+  yield Row(f'{name}.driver_over_one_process', more, 'ratio', about)
+  cores = used.others_s / used.wall_s
+  yield Row(f'{name}.workers', cores, 'cores', 'of all workers, serving')
+  about = f'mean TTFT; {alone.ttft_s:.3g} s in one process'
+  yield Row(f'{name}.ttft_more', run.ttft_s - alone.ttft_s, 's', about)
 
 
-def _experiment(count: int) -> tuple[Experiment, ModelConfig]:
-  num_requests = round(REQUESTS_PER_S * SECONDS)
+def _experiment(
+  size: Size, rate_per_s: float
+) -> tuple[Experiment, ModelConfig]:
+  count = size.instances
   experiment, _ = load(
     RUN,
     [
       f'ClusterSpec.prefill_instances={count // 2}',
       f'ClusterSpec.decode_instances={count - count // 2}',
-      f'conversation.num_requests={num_requests}',
-      f'TraceScale.time_scale={REQUESTS_PER_S / TRACE_PER_S}',
+      f'conversation.num_requests={round(rate_per_s * SECONDS)}',
+      f'TraceScale.time_scale={rate_per_s / TRACE_PER_S}',
     ],
     Experiment,
   )
   return experiment, experiment.model.read_config()
 
 
-def _in_one_process(
-  experiment: Experiment, config: ModelConfig
-) -> tuple[Outcome, Used]:
-  outcomes: list[Outcome] = []
-  with backends(experiment, config, PacedBackend) as make:
-    used = _use(lambda: outcomes.append(_serve(experiment, config, make())))
-  return outcomes[0], used
-
-
 def _serve(
-  experiment: Experiment, config: ModelConfig, backend: Any
-) -> Outcome:
+  experiment: Experiment,
+  config: ModelConfig,
+  backend: Any,
+  workers: Sequence[int] = (),
+) -> Run:
   prepared = prepare(experiment, config)
   without = replace(experiment, keeps_journal=False)
-  return serve_once(without, config, prepared, backend)
+  outcomes: list[Outcome] = []
+  used = _use(
+    lambda: outcomes.append(serve_once(without, config, prepared, backend)),
+    workers,
+  )
+  return Run(outcomes[0], used)
 
 
-def _use(work: Any) -> Used:
+def _use(work: Any, workers: Sequence[int] = ()) -> Used:
+  others_s = _cpu_s(workers)
   cpu_s, wall_s = time.process_time(), time.perf_counter()
   work()
-  return Used(time.process_time() - cpu_s, time.perf_counter() - wall_s)
-
-
-def _mean_ttft_s(outcome: Outcome) -> float:
-  found = [r.ttft_s for r in outcome.records if r.ttft_s is not None]
-  return sum(found) / len(found)
+  return Used(
+    time.process_time() - cpu_s,
+    time.perf_counter() - wall_s,
+    _cpu_s(workers) - others_s,
+  )
 
 
 def _fitting() -> int:
@@ -161,7 +222,7 @@ def _share_bytes(process: int) -> int:
   return int(text.split('\nPss:')[1].split()[0]) * 1024
 
 
-def _cpu_s(processes: list[int]) -> float:
+def _cpu_s(processes: Sequence[int]) -> float:
   """Processor seconds of them all so far."""
   ticks = 0
   for process in processes:
