@@ -31,6 +31,7 @@ from mooncake_jax.blocks.segments import wire_segment
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.channel import Channel
+from mooncake_jax.distributed.hands import DRIVER_SILENCE_S
 from mooncake_jax.distributed.reports import gathered
 from mooncake_jax.distributed.sim_worker import SimWorker
 from mooncake_jax.distributed.sim_worker import SimWorkerSpec
@@ -201,6 +202,14 @@ def test_those_of_one_process_tell_together():
   assert gathered(hands, 30.0, 'another', 0.0)['b'].is_refused
   for each in hands:
     each.close()
+
+
+def test_a_driver_that_commands_before_it_listens_is_no_silent_one(pair):
+  """As one does whose other instances took long to start."""
+  p, _ = pair
+  p._heard_s -= 2 * DRIVER_SILENCE_S
+  p.do([c.Prefill(1, CHUNK, ())], '')
+  assert ends(p, 1)[0].status == 'completed'
 
 
 def test_only_what_computes_nothing_shares_a_process():

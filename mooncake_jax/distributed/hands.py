@@ -94,7 +94,8 @@ class Hands(Generic[AnyBackend]):
     self._failed: OrderedDict[WorkId, WorkId | None] = OrderedDict()
     self._incoming: dict[WorkId, tuple[int, ...]] = {}
     self._writes: dict[WorkId, list[Replica]] = {}
-    self._driver, self._heard_s = '', time.monotonic()
+    self._driver = ''
+    self._heard_s = self._told_s = time.monotonic()
     self._has_worked, self._is_taken, self._let_go_why = False, True, ''
     self._thread = threading.Thread(
       target=self._main, name=f'{instance}-loop', daemon=True
@@ -133,6 +134,8 @@ class Hands(Generic[AnyBackend]):
     with self.changed:
       if driver in (None, self._driver):
         self._commands += commands
+      if driver == self._driver:  # before it asks for a first report, maybe
+        self._heard_s = time.monotonic()
     self.backend.wake()
 
   def report(
@@ -154,10 +157,11 @@ class Hands(Generic[AnyBackend]):
     return bool(told.error) or any(each.done for each in told.completions)
 
   def is_due(self, silence_s: float) -> bool:
-    return time.monotonic() - self._heard_s >= silence_s
+    return time.monotonic() - self._told_s >= silence_s
 
   def take_report(self) -> c.Report:
-    self._heard_s, report = time.monotonic(), self._report
+    self._heard_s = self._told_s = time.monotonic()
+    report = self._report
     self._report = c.Report(error=report.error, number=report.number + 1)
     return report
 
