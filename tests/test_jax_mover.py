@@ -114,7 +114,7 @@ def test_an_offer_that_nobody_pulls_is_freed_by_its_sender(mover):
   assert gone() is not None
   until_s = time.monotonic() + 20
   while gone() is not None:
-    mover.release()
+    mover.held.release()
     gc.collect()
     assert time.monotonic() < until_s
     time.sleep(0.05)

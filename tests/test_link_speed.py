@@ -4,8 +4,11 @@
 from dataclasses import replace
 import time
 
+from hypothesis import given
+from hypothesis import strategies as st
 import pytest
 
+from mooncake_jax.costs.links import fitted
 from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.costs.links import measure_link
 from mooncake_jax.costs.links import with_links
@@ -46,3 +49,31 @@ def test_a_link_that_sleeps_is_measured_by_its_sleep():
   speed = measure_link(send, 1000, 10**6)
   assert speed.bytes_per_s <= 1000 / 0.005 * 2
   assert speed.transfer_s(1000) >= 0.014
+
+
+@given(st.floats(0, 1e-2), st.floats(1e3, 1e12))
+def test_a_line_is_found_as_it_is(latency_s, bytes_per_s):
+  link = LinkSpeed(latency_s, bytes_per_s)
+  found = fitted(100, {n: link.transfer_s(100 * n) for n in (1, 2, 4, 8)})
+  for count in (1, 3, 16):
+    expected_s = link.transfer_s(100 * count)
+    assert found.transfer_s(100 * count) == pytest.approx(expected_s, rel=1e-3)
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=8))
+def test_no_times_make_a_link_that_gives_time_back(times_s):
+  link = fitted(100, {2**i: seconds for i, seconds in enumerate(times_s)})
+  assert link.latency_s >= 0 and link.bytes_per_s > 0
+
+
+@pytest.mark.parametrize('first_s, each_s', [(4e-3, 5e-4), (0.0, 2e-3)])
+def test_a_link_that_gets_quicker_is_predicted_at_all_sizes(first_s, each_s):
+  """By what the first and many together take, 3 would be 20 % off."""
+
+  def takes_s(count: int) -> float:
+    return first_s + count * each_s + min(count, 4) * 1e-3
+
+  link = fitted(100, {n: takes_s(n) for n in (1, 2, 4, 8, 16, 32)})
+  for count in (1, 3, 6, 12, 24):
+    off = link.transfer_s(100 * count) / takes_s(count) - 1
+    assert abs(off) < 0.18, (count, off)

@@ -11,6 +11,8 @@ import pytest
 from mooncake_jax.backend import Replica
 from mooncake_jax.distributed.channel import Channel
 from mooncake_jax.distributed.nixl import NixlMover
+from mooncake_jax.distributed.spec import WireSpec
+from mooncake_jax.distributed.wire import Wire
 from wire_pieces import ends
 from wire_pieces import Got
 from wire_pieces import part
@@ -28,12 +30,13 @@ def test_what_a_read_left_behind_goes_with_the_next_that_ends():
   with outlet.offer(sent, 1.0) as offer:
     with pytest.raises(OSError, match='could not read'):  # nobody helps
       inlet.fetch(offer.note, 0, into, channel, 0.1)
-    assert len(here.abandoned) == 1
+    (reader,) = here.readers
+    assert len(reader.abandoned) == 1
     done = threading.Event()
 
     def help_on():
       while not done.wait(1e-4):
-        there.progress()
+        there.offering.progress()
 
     helper = threading.Thread(target=help_on)
     helper.start()
@@ -44,7 +47,7 @@ def test_what_a_read_left_behind_goes_with_the_next_that_ends():
       done.set()
       helper.join()
   np.testing.assert_array_equal(into[0], sent[0])
-  assert not here.abandoned
+  assert not reader.abandoned
   for each in (inlet, outlet, channel, server, here, there):
     each.close()
 
@@ -53,7 +56,7 @@ def test_other_agents_arrays_are_forgotten_when_they_are_many(
   monkeypatch,
 ):
   pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
-  monkeypatch.setattr('mooncake_jax.distributed.nixl.MAX_KNOWN', 3)
+  monkeypatch.setattr('mooncake_jax.distributed.nixl_agent.MAX_KNOWN', 3)
   two = [NixlMover(f'{e}-{time.time()}', 'lo') for e in 'ab']
   with ends(two) as (wire, arrivals, _):
     kept = [part(seed=seed) for seed in range(10)]
@@ -61,7 +64,8 @@ def test_other_agents_arrays_are_forgotten_when_they_are_many(
       got = Got(arrivals, seed)
       send(wire, seed, each)
       np.testing.assert_array_equal(got.parts[0].slices[0], each.slices[0])
-    assert all(len(peer.known) <= 3 for peer in two[1]._peers.values())
+    (reader,) = two[1].readers
+    assert all(len(peer.known) <= 3 for peer in reader.peers.values())
   for each in two:
     each.close()
 
@@ -79,7 +83,7 @@ def test_a_read_whose_offer_was_given_up_does_not_count():
 
   def help_on():
     while not done.wait(1e-4):
-      there.progress()
+      there.offering.progress()
 
   helper = threading.Thread(target=help_on)
   helper.start()
@@ -121,6 +125,36 @@ def test_arrays_that_are_sent_twice_at_once_are_let_go_of_once():
     assert len(got.parts) == 180
     for arrived in got.parts:
       np.testing.assert_array_equal(arrived.slices[0], sent.slices[0])
-    assert not here._registered and not there._registered
+    for agent in (*here.readers, there.offering):
+      assert not agent.registered
+  here.close()
+  there.close()
+
+
+def test_connections_have_agents_of_their_own_while_there_are_few(monkeypatch):
+  """An agent of a connection that is closed serves the next."""
+  pytest.importorskip('nixl_cu12', reason='NIXL is not installed')
+  monkeypatch.setattr('mooncake_jax.distributed.nixl.MAX_READERS', 2)
+  here, there = [NixlMover(f'{e}-{time.time()}', 'lo') for e in 'rs']
+  with ends([there, here]) as (wire, arrivals, landing):
+    wires = [wire, *(Wire('b', WireSpec(), there, 's') for _ in range(2))]
+    for number, each in enumerate(wires):
+      each.lead_to(landing.address)
+      got = Got(arrivals, number)
+      send(each, number, part(seed=number))
+      arrived, expected = got.parts[0], part(seed=number)
+      np.testing.assert_array_equal(arrived.slices[0], expected.slices[0])
+    assert sorted(here.readers.values()) == [1, 2]
+    until_s = time.monotonic() + 10
+    for each in wires[:2]:
+      each.close()
+    while sum(here.readers.values()) > 1:
+      assert time.monotonic() < until_s
+      time.sleep(0.01)
+    assert not any(reader.peers for reader, n in here.readers.items() if not n)
+    got = Got(arrivals, 9)
+    send(wires[0], 9, part())
+    assert [*here.readers.values()] == [1, 1] and len(got.parts) == 1
+    wires[2].close()
   here.close()
   there.close()

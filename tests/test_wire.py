@@ -173,6 +173,43 @@ def test_parts_of_one_message_that_exceed_the_room_come_one_by_one(movers):
     assert max(taken) <= 2 * size and arrivals.taken_bytes == 0
 
 
+def test_a_message_may_take_longer_than_the_limit_while_it_goes_on(movers):
+  """Its parts wait for room one after another, none for long."""
+  size, stall_s = part().num_bytes, 0.6
+  with ends(movers, limit=size, stall_s=stall_s) as (wire, arrivals, _):
+    timers = []
+
+    def arrived(_, left):
+      timers.append(threading.Timer(0.25, left))
+      timers[-1].start()
+
+    arrivals.expect(1, arrived, lambda error: None)
+    replica, begun_s = Replica(wire.name, 1, b''), time.monotonic()
+    sent = [(replica, part(seed=seed)) for seed in range(5)]
+    assert wire.store_all(sent) == [None] * 5
+    assert time.monotonic() - begun_s > stall_s
+    for timer in timers:
+      timer.join()
+    assert arrivals.taken_bytes == 0
+
+
+def test_messages_are_as_long_as_the_line_is_quick(movers, monkeypatch):
+  """And as short as they may be after one that did not arrive."""
+  size, place = part().num_bytes, 'mooncake_jax.distributed.wire'
+  monkeypatch.setattr(f'{place}.MESSAGE_BYTES', (size, 4 * size))
+  with ends(movers, limit=64 * size) as (wire, _, _):
+    item = Replica(wire.name, 1, b''), part()
+    found = []
+    for limit_s, count in [(9.0, 1), (9.0, 1), (9.0, 1), (9.0, 4), (0.0, 1)]:
+      monkeypatch.setattr(f'{place}.MESSAGE_S', limit_s)
+      assert wire.store_all([item] * count) == [None] * count
+      found.append(wire.batch_bytes // size)
+    assert found == [2, 2, 2, 4, 2]
+    wire.lead_to(None)
+    assert wire.store_all([item]) != [None]
+    assert wire.batch_bytes == size
+
+
 def test_who_does_not_know_the_secret_is_turned_away(movers):
   with ends(movers, secret='another') as (wire, arrivals, _):
     with pytest.raises(OSError, match='secret'):

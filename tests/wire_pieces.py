@@ -17,9 +17,9 @@ SHAPE = PartShape(4, 2, 8, 64, np.dtype(np.float32))
 
 
 @contextmanager
-def ends(movers, secret='s', limit=1 << 20, **kwargs):
+def ends(movers, secret='s', limit=1 << 20, stall_s=2.0, **kwargs):
   """A wire, where it leads to, and what arrives there."""
-  spec = WireSpec(movers[0].name, stall_s=2.0, **kwargs)
+  spec = WireSpec(movers[0].name, stall_s=stall_s, **kwargs)
   arrivals = Arrivals(limit)
   landing = Landing(spec, SHAPE, movers[1], arrivals, 's')
   wire = Wire('b', spec, movers[0], secret)

@@ -5,11 +5,14 @@ The same form as the cost models have: a latency, then bytes at a bandwidth.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 import time
 from typing import NamedTuple
+
+import numpy as np
 
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import PolynomialCost
@@ -17,6 +20,7 @@ from mooncake_jax.costs.table import TableCost
 
 LONG_ENOUGH_S = 0.05  # for what else the machine does not to count
 ROUNDS = 7  # of which the median counts: what a transfer mostly takes
+PAUSE_S = 1e-3  # before each: transfers come to threads that wait for them
 
 
 class LinkSpeed(NamedTuple):
@@ -34,8 +38,8 @@ def measure_link(
 ) -> LinkSpeed:
   """Measures a link by pieces of the size that transfers have.
 
-  One alone gives the latency; as many together as take `LONG_ENOUGH_S`, but
-  at most `max_bytes`, the bandwidth.
+  One alone, two together, four, and so on until they take `LONG_ENOUGH_S` or
+  would be more than `max_bytes`.
 
   Args:
     send: so many pieces at once; returns when all have arrived.
@@ -44,15 +48,30 @@ def measure_link(
     OSError: `send` does.
   """
   send(1)
-  one_s = _usual_s(send, 1)
-  count = 2
-  while _seconds(send, count) < LONG_ENOUGH_S:
-    if 2 * count * piece_bytes > max_bytes:
+  counts = [1, 2]
+  while _seconds(send, counts[-1]) < LONG_ENOUGH_S:
+    if 2 * counts[-1] * piece_bytes > max_bytes:
       break
-    count *= 2
-  many_s = _usual_s(send, count)
-  each_s = max(many_s - one_s, many_s / count / 10) / (count - 1)
-  return LinkSpeed(max(one_s - each_s, 0.0), piece_bytes / each_s)
+    counts.append(2 * counts[-1])
+  rounds = [[_seconds(send, count) for count in counts] for _ in range(ROUNDS)]
+  usual_s = dict(zip(counts, map(median, zip(*rounds))))
+  return fitted(piece_bytes, usual_s)
+
+
+def fitted(piece_bytes: int, times_s: Mapping[int, float]) -> LinkSpeed:
+  """The line through what so many pieces took, off by the least shares.
+
+  One through the first and the last would be far off in between, as pieces
+  are quicker the more of them there are. Least squares; neither latency nor
+  bandwidth is negative.
+  """
+  counts, seconds = map(np.array, (list(times_s), list(times_s.values())))
+  terms = np.stack([1 / seconds, counts / seconds], axis=1)  # add up to 1
+  (latency_s, each_s), *_ = np.linalg.lstsq(terms, np.ones(len(terms)))
+  if latency_s < 0 or each_s <= 0:
+    each = terms[:, 1]
+    latency_s, each_s = 0.0, each.sum() / (each @ each)
+  return LinkSpeed(float(latency_s), float(piece_bytes / each_s))
 
 
 def with_links(
@@ -80,11 +99,8 @@ def with_links(
   )
 
 
-def _usual_s(send: Callable[[int], None], count: int) -> float:
-  return median(_seconds(send, count) for _ in range(ROUNDS))
-
-
 def _seconds(send: Callable[[int], None], count: int) -> float:
+  time.sleep(PAUSE_S)
   begun_s = time.perf_counter()
   send(count)
   return time.perf_counter() - begun_s

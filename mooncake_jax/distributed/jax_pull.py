@@ -27,6 +27,7 @@ import numpy as np
 
 from mooncake_jax.distributed.channel import Channel
 from mooncake_jax.distributed.channel import raw_views
+from mooncake_jax.distributed.mover import Held
 from mooncake_jax.distributed.mover import Inlet
 from mooncake_jax.distributed.mover import Offer
 from mooncake_jax.distributed.mover import Outlet
@@ -51,8 +52,7 @@ class JaxMover:
     self.server = start_transfer_server(
       self.device.client, f'{bind}:0', [f'{bind}:0']
     )
-    self._lock = threading.Lock()
-    self._held: list[tuple[float, Numbers]] = []
+    self.held: Held[Numbers] = Held(self._take_back)
     self._own: Any = None
 
   def outlet(self) -> Outlet:
@@ -75,19 +75,11 @@ class JaxMover:
       for number, size in numbers
     ]
 
-  def hold(self, numbers: Numbers, hold_s: float) -> None:
-    """Frees an offer that was given up, after so long."""
-    with self._lock:
-      self._held.append((time.monotonic() + hold_s, numbers))
-
-  def release(self) -> None:
-    """Frees what was held long enough."""
-    with self._lock:
-      while self._held and self._held[0][0] < time.monotonic():
-        _, numbers = self._held.pop(0)
-        if self._own is None:
-          self._own = self.server.connect(self.server.address())
-        self.pull(self._own, numbers)
+  def _take_back(self, numbers: Numbers) -> None:
+    """Pulls what nobody pulled: else the server keeps it for ever."""
+    if self._own is None:
+      self._own = self.server.connect(self.server.address())
+    self.pull(self._own, numbers)
 
 
 class _JaxOutlet:
@@ -103,7 +95,7 @@ class _JaxOutlet:
     self, arrays: Sequence[np.ndarray], hold_s: float
   ) -> Iterator[Offer]:
     mover = self._mover
-    mover.release()
+    mover.held.release()
     numbers = []
     for view in raw_views(arrays):
       number = secrets.randbits(NUMBER_BITS)  # whom it is not told can't guess
@@ -117,7 +109,7 @@ class _JaxOutlet:
     try:
       yield Offer(note)
     except BaseException:
-      mover.hold(numbers, hold_s)
+      mover.held.hold(numbers, hold_s)
       raise
 
   def close(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import hmac
 import socket
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from mooncake_jax.transfer.segment import verify
 
 IDLE_S = 3600.0  # a connection may say nothing for so long
 MAX_STRANGERS = 128  # connections that have not said the secret yet
+TELL_EVERY_S = 0.1
 
 
 class Landing:
@@ -120,7 +122,7 @@ class Landing:
         self._strangers.pop(channel, None)
       inlet = self._mover.inlet()
       while True:
-        channel.send({'answers': self._answers(channel, inlet)})
+        self._take(channel, inlet)
     except (OSError, ValueError):
       pass  # the sender learns it by the end of the connection
     finally:
@@ -144,7 +146,7 @@ class Landing:
     if error:
       raise ValueError(error)
 
-  def _answers(self, channel: Channel, inlet: Inlet) -> list[dict[str, Any]]:
+  def _take(self, channel: Channel, inlet: Inlet) -> None:
     """Takes the parts that a message offers, or says why not.
 
     Raises:
@@ -166,7 +168,7 @@ class Landing:
     for offer in offers:
       taking.take(offer)
     taking.fetch()
-    return taking.answers
+    taking.tell()
 
 
 class _Taking:
@@ -189,7 +191,8 @@ class _Taking:
     self._inlet = inlet
     self._waiting: list[Offered] = []  # for which room was taken
     self._first = 0  # of the arrays not yet fetched or skipped
-    self.answers: list[dict[str, Any]] = []
+    self._answers: list[dict[str, Any]] = []  # not yet told
+    self._told_s = time.monotonic()
 
   def take(self, offer: Offered) -> None:
     """Takes room for a part, or skips one that nobody wants."""
@@ -199,7 +202,7 @@ class _Taking:
       sizes = offer.sizes(self._dtype)
       self._inlet.skip(self._note, self._first, sizes, self._channel)
       self._first += len(offer.shapes)
-      self.answers.append(_refused('nobody waits for it any more'))
+      self._answers.append(_refused('nobody waits for it any more'))
       return
     if not self._joins or not arrivals.room(num_bytes, 0.0):
       self.fetch()
@@ -207,6 +210,12 @@ class _Taking:
       if not arrivals.room(num_bytes, self._stall_s):
         raise ConnectionAbortedError('closed, or no room')
     self._waiting.append(offer)
+
+  def tell(self) -> None:
+    """Answers for what was fetched or skipped."""
+    if self._answers:
+      self._channel.send({'answers': self._answers})
+    self._answers, self._told_s = [], time.monotonic()
 
   @property
   def _joins(self) -> bool:
@@ -227,11 +236,13 @@ class _Taking:
       )
       self._first += len(into)
       for offer, slices in zip(offers, arrays):
-        self.answers.append(self._landed(offer, tuple(slices), left.pop(0)))
+        self._answers.append(self._landed(offer, tuple(slices), left.pop(0)))
     except BaseException:
       for num_bytes in left:
         self._arrivals.give_back(num_bytes)
       raise
+    if time.monotonic() - self._told_s > TELL_EVERY_S:
+      self.tell()  # the sender sees that it goes on
 
   def _landed(
     self, offer: Offered, slices: tuple[np.ndarray, ...], num_bytes: int

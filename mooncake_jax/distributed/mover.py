@@ -5,19 +5,26 @@ The message that offers a part goes over a `Channel` in any case; a mover
 brings the bytes, over the same socket or past it.
 """
 
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from dataclasses import field
+import threading
+import time
 from typing import Any
+from typing import Generic
 from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 
 from mooncake_jax.distributed.channel import Channel
 from mooncake_jax.distributed.spec import MoverName
+
+T = TypeVar('T')
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,30 @@ class Offer:
 
   note: Mapping[str, Any] = field(default_factory=dict)
   payload: Sequence[memoryview] = ()
+
+
+class Held(Generic[T]):
+  """Offers that were given up: the other side may just be reading them."""
+
+  def __init__(self, let_go: Callable[[T], None]):
+    """Holds none; `let_go` is what ends an offer."""
+    self._let_go = let_go
+    self._lock = threading.Lock()
+    self._held: deque[tuple[float, T]] = deque()
+
+  def __len__(self) -> int:
+    return len(self._held)
+
+  def hold(self, offer: T, hold_s: float) -> None:
+    """Keeps an offer, at least for so long; all are kept for as long."""
+    with self._lock:
+      self._held.append((time.monotonic() + hold_s, offer))
+
+  def release(self) -> None:
+    """Lets go of those that were held long enough."""
+    with self._lock:
+      while self._held and self._held[0][0] < time.monotonic():
+        self._let_go(self._held.popleft()[1])
 
 
 class Outlet(Protocol):

@@ -26,7 +26,11 @@ from mooncake_jax.transfer.far import Layers
 from mooncake_jax.transfer.segment import Part
 from mooncake_jax.transfer.segment import with_checksum
 
-VERSION = 2
+VERSION = 3
+# A message is so long that what waits behind it, and may be more urgent, waits
+# about so long: on slow lines as short, on fast ones as long as makes sense.
+MESSAGE_S = 0.02
+MESSAGE_BYTES = 4 << 20, 32 << 20
 GREETING = -1  # the number of a part that is only to open the way
 
 
@@ -48,6 +52,7 @@ class Wire:
     self._lock = threading.Lock()
     self._address: Address | None = None
     self._lines: dict[int, _Line] = {}
+    self.batch_bytes = MESSAGE_BYTES[0]
 
   @property
   def used_bytes(self) -> int:
@@ -76,11 +81,14 @@ class Wire:
     """Sends parts in one message; why each did not arrive, or None."""
     if self._spec.checksums:
       items = [(replica, with_checksum(part)) for replica, part in items]
+    begun_s = time.perf_counter()
     try:
       answers = self._exchange(items)
     except Exception as error:
       self._hang_up(threading.get_ident())
+      self.batch_bytes = MESSAGE_BYTES[0]
       return [error] * len(items)
+    self._pace(items, time.perf_counter() - begun_s)
     return [*map(self._refusal, answers)]
 
   def greet(self, part: Part) -> None:
@@ -120,6 +128,15 @@ class Wire:
     for thread in [*self._lines]:
       self._hang_up(thread)
 
+  def _pace(self, items: Sequence[tuple[Replica, Part]], took_s: float) -> None:
+    """Has the next messages take about `MESSAGE_S`."""
+    least, most = MESSAGE_BYTES
+    num_bytes = sum(part.num_bytes for _, part in items)
+    if took_s > 2 * MESSAGE_S:
+      self.batch_bytes = max(self.batch_bytes // 2, least)
+    elif took_s < MESSAGE_S and 2 * num_bytes > self.batch_bytes:
+      self.batch_bytes = min(2 * self.batch_bytes, most)
+
   def _exchange(
     self, items: Sequence[tuple[Replica, Part]]
   ) -> list[dict[str, Any]]:
@@ -130,11 +147,20 @@ class Wire:
       parts = [_described(*item) for item in items]
       message = {'parts': parts, 'note': offer.note}
       line.channel.send(message, offer.payload)
-      if line.outlet.help is not None:
-        self._help(line, line.outlet.help)
-      answers = line.channel.receive().get('answers', ())
+      answers = []
+      while len(answers) < len(items):
+        answers += self._answered(line)
     if len(answers) != len(items):
       raise ConnectionError(f'{self._to}: {len(answers)} of {len(items)}')
+    return answers
+
+  def _answered(self, line: '_Line') -> list[dict[str, Any]]:
+    """What the other side says next, of one part at least."""
+    if line.outlet.help is not None:
+      self._help(line, line.outlet.help)
+    answers = line.channel.receive().get('answers')
+    if not answers:
+      raise ConnectionError(f'{self._to} answers nothing')
     return answers
 
   def _refusal(self, answer: dict[str, Any]) -> Exception | None:
@@ -149,7 +175,7 @@ class Wire:
     while (waited_s := time.perf_counter() - begun_s) < self._spec.stall_s:
       help_on()
       # Who waits longer looks less often, and spares a core.
-      if line.channel.has_news(min(max(waited_s / 2, 1e-4), 1e-3)):
+      if line.channel.has_news(min(max(waited_s, 1e-4), 1e-3)):
         return
     raise TimeoutError(f'{self._to} did not answer')
 

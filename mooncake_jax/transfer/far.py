@@ -25,7 +25,7 @@ Layers = tuple[int, int]
 Item = tuple[Replica, Part]
 StoreAll = Callable[[Sequence[Item]], list[Exception | None]]
 URGENT = -(1 << 30)  # deletions, which make room
-BATCH_ITEMS, BATCH_BYTES = 16, 4 << 20  # that are stored together
+BATCH_ITEMS = 32  # that are stored together
 
 
 class FarSegment(Protocol):
@@ -87,6 +87,11 @@ class FarSegment(Protocol):
 @runtime_checkable
 class Batches(Protocol):
   """Of a far segment that stores several parts quicker together."""
+
+  @property
+  def batch_bytes(self) -> int:
+    """How many go together now, if that is more than one part. Any thread."""
+    ...
 
   def store_all(self, items: Sequence[Item]) -> list[Exception | None]:
     """Write link: `store` of each; why it failed, or None."""
@@ -195,11 +200,11 @@ class JobLink:
       return [error] * len(items)
 
 
-def _joins(jobs: list[Job], job: Job) -> bool:
+def _joins(segment: Batches, jobs: list[Job], job: Job) -> bool:
   """Small items go in one message."""
   if job.item is None or jobs[0].item is None or len(jobs) == BATCH_ITEMS:
     return False
-  return sum(j.num_bytes for j in jobs) + job.num_bytes <= BATCH_BYTES
+  return sum(j.num_bytes for j in jobs) + job.num_bytes <= segment.batch_bytes
 
 
 def _may_go(job: Job) -> bool:
@@ -215,7 +220,7 @@ def _may_go(job: Job) -> bool:
 
 def _ways_to_store(segment: FarSegment) -> tuple[StoreAll, Joins]:
   if isinstance(segment, Batches):
-    return segment.store_all, _joins
+    return segment.store_all, partial(_joins, segment)
   return partial(_store_one, segment), _never
 
 

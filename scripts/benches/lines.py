@@ -20,7 +20,7 @@ from scripts.benches.wires import ours
 from scripts.benches.wires import Place
 
 PIECE_BYTES = 1 << 20
-COUNTS = (1, 4, 16)  # pieces of a transfer
+COUNTS = (1, 3, 6, 16)  # pieces of a transfer; most are none that it measures
 LINE_BITS_PER_S = 1e9
 LINE_SHARE = 0.9
 PREDICTED_OFF = 0.2

@@ -29,7 +29,7 @@ from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.landing import Landing
 from mooncake_jax.distributed.mover import Mover
 from mooncake_jax.distributed.movers import make_mover
-from mooncake_jax.distributed.nixl import NixlMover
+from mooncake_jax.distributed.nixl_agent import NixlAgent
 from mooncake_jax.distributed.offers import PartShape
 from mooncake_jax.distributed.probe import measure_wire
 from mooncake_jax.distributed.spec import MoverName
@@ -160,8 +160,7 @@ def ours(mover: MoverName, size: int, place: Place = HERE) -> Iterator[Ours]:
 @contextmanager
 def _bare_nixl(size: int) -> Iterator[Any]:
   """Seconds a block, read by NIXL one after another into registered memory."""
-  made = _mover('nixl', 'bare-near')
-  assert isinstance(made, NixlMover)
+  made = NixlAgent(_name('bare-near'), DEVICES)
   into = np.zeros(MEMORY_BYTES, np.uint8)
   handle = made.register([into])
   with _other('lie', str(size)) as ask:
@@ -183,8 +182,8 @@ def _bare_nixl(size: int) -> Iterator[Any]:
   made.close()
 
 
-def _read(mover: NixlMover, peer: str, at: int, to: int, size: int) -> None:
-  agent = mover.agent
+def _read(reader: NixlAgent, peer: str, at: int, to: int, size: int) -> None:
+  agent = reader.agent
   here = agent.get_xfer_descs([(to, size, 0)], 'DRAM')
   there = agent.get_xfer_descs([(at, size, 0)], 'DRAM')
   xfer = agent.initialize_xfer('READ', here, there, peer)
@@ -213,8 +212,12 @@ def _bare_socket(size: int) -> Iterator[Any]:
 
 def _mover(name: MoverName, agent: str, place: Place = HERE) -> Mover:
   spec = place.spec(name)
-  agent = f'{agent}-{os.getpid()}-{time.time_ns()}'
-  return make_mover(name, agent, spec.devices, spec.bind)
+  return make_mover(name, _name(agent), spec.devices, spec.bind)
+
+
+def _name(agent: str) -> str:
+  """One that no other agent has, or had."""
+  return f'{agent}-{os.getpid()}-{time.time_ns()}'
 
 
 def _raise(error: Exception) -> None:
@@ -267,13 +270,15 @@ def _send(
   parts = [
     Part(0, 1, (b.view(np.float32).reshape(shape),)) for b in blocks(size)
   ]
+  cycle = itertools.cycle(parts)
   link = FarTier(wire, _crash, MEMORY_BYTES, WIRE_LINES).write_link
   for line in sys.stdin:
     question = json.loads(line)
     if question.get('measure'):
       _tell({'speed': measure_wire(wire, link, parts[0])})
       continue
-    some = parts[: question['count']]
+    count = question['count'] or len(parts)
+    some = [*itertools.islice(cycle, count)]
     replica = Replica(wire.name, question['number'], b'')
     begun_s = time.perf_counter()
     _send_all(link, [(replica, part) for part in some])
@@ -298,8 +303,7 @@ def _send_all(link: JobLink, items: list[Item]) -> None:
 
 def _lie(size: int) -> None:
   """Registers memory and says where it is."""
-  made = _mover('nixl', 'bare-far')
-  assert isinstance(made, NixlMover)
+  made = NixlAgent(_name('bare-far'), DEVICES)
   some = blocks(size)
   for block in some:
     made.register([block])
@@ -309,10 +313,10 @@ def _lie(size: int) -> None:
     _tell({'agent': agent, 'places': [b.ctypes.data for b in some]})
 
 
-def _progress(mover: NixlMover) -> None:
+def _progress(agent: NixlAgent) -> None:
   """Lets others connect."""
   while True:
-    mover.progress()
+    agent.progress()
     time.sleep(1e-3)
 
 
