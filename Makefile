@@ -28,7 +28,7 @@ quickstart: model
 	$(BIN)/python scripts/run.py configs/run/quickstart.gin
 
 test: lint model
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check $(CODE)

@@ -28,6 +28,7 @@ from scripts.gin_source import ROOT
 from scripts.hosts import Hosts
 from scripts.hosts import led
 from scripts.kv_scales import measured_scales
+from scripts.program_cache import keep_programs
 
 
 @contextmanager
@@ -121,7 +122,7 @@ def start_jax(num_devices: int) -> None:
   where they are new to the process each time.
   """
   keep_freed_memory()  # before there are threads
-  jax.config.update('jax_compilation_cache_dir', str(ROOT / '.jax_cache'))
+  keep_programs(ROOT / '.jax_cache')
   there = jax.config.jax_num_cpu_devices  # pyright: ignore
   if there >= num_devices:
     return

@@ -6,6 +6,8 @@ be known before a reference is called is left to the call.
 """
 
 import collections.abc
+from collections.abc import Mapping
+import functools
 import inspect
 import types
 import typing
@@ -22,7 +24,8 @@ _SEQUENCES = (list, set, frozenset, collections.abc.Sequence)
 _MAPPINGS = (dict, collections.abc.Mapping)
 
 
-def parameters(target: Any) -> dict[str, Any]:
+@functools.cache
+def parameters(target: Any) -> Mapping[str, Any]:
   """Annotation by parameter name; Any where there is none."""
   call = target.__init__ if inspect.isclass(target) else target
   hints = typing.get_type_hints(call)

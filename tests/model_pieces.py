@@ -6,6 +6,7 @@ it is paged, blocked or batched.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 import functools
 from typing import Any
@@ -70,6 +71,12 @@ def make_params(config: ModelConfig, tensor: int = 1) -> Params:
 
 def make_mesh(config: ModelConfig, tensor: int = 1) -> jax.sharding.Mesh:
   return sharding.make_mesh(jax.devices()[:tensor], config)
+
+
+def normal(shape: Sequence[int], seed: int = 0) -> jax.Array:
+  """Drawn on the host: JAX compiles seconds for a shape of many axes."""
+  rng = np.random.default_rng(seed)
+  return jnp.asarray(rng.standard_normal(shape, np.float32))
 
 
 def make_prompt(config: ModelConfig, length: int, seed: int = 0) -> np.ndarray:

@@ -49,8 +49,6 @@ def ray_cluster(cluster=SPEC, spec: RaySpec = RAY) -> Iterator['RayBackend']:
   require_token()
   from mooncake_jax.distributed.backend import RayBackend
 
-  # Those that start later find all programs compiled.
-  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
   layout, workers = cluster.layout(MODEL), worker_specs(cluster)
   with RayBackend(layout, workers, spec, absent=cluster.absent) as made:
     yield made
@@ -73,7 +71,8 @@ def worker_specs(cluster=SPEC) -> list[WorkerSpec]:
       'float32',
       WireSpec('tcp', checksums=True, stall_s=2.0),
       'secret',
-      partial(start_jax, 1),
+      # As many as in the tests' process: so what that has compiled is found.
+      partial(start_jax, 8),
     )
     for instance in instances
   ]
@@ -170,14 +169,14 @@ def tokens_of(records) -> Tokens:
 
 
 @contextmanager
-def one_process() -> Iterator[Callable[[list[Request]], Tokens]]:
+def one_process(spec=SMALL) -> Iterator[Callable[[list[Request]], Tokens]]:
   """What gives the tokens that requests get in one process."""
-  cluster = make_device(SMALL)
+  cluster = make_device(spec)
 
   def tokens(requests: list[Request]) -> Tokens:
     now_s = cluster.backend.now_s()
     known = [replace(each, arrival_s=now_s) for each in requests]
-    return tokens_of(serve(known, make_conductor(SMALL), cluster)[0])
+    return tokens_of(serve(known, make_conductor(spec), cluster)[0])
 
   yield tokens
   close(cluster)

@@ -14,6 +14,7 @@ import pytest
 from model_pieces import LLAMA
 from model_pieces import make_mesh
 from model_pieces import make_params
+from model_pieces import normal
 from mooncake_jax.model import fuse
 from mooncake_jax.model import kernels
 from mooncake_jax.model import pages
@@ -43,7 +44,7 @@ def make_inputs(stops, page_tokens, K, G, H, dtype) -> Any:
   kv_LP2CKH = jnp.asarray(rng.normal(size=shape)).astype(jnp.float32)
   if dtype == 'int8':
     kv_LP2CKH = jnp.round(40 * kv_LP2CKH)
-  q_BTKGH = jax.random.normal(jax.random.key(1), (B, 1, K, G, H))
+  q_BTKGH = normal((B, 1, K, G, H), 1)
   table_BP = 1 + rng.permutation(B * P).reshape(B, P).astype(np.int32)
   stop_B = jnp.array(stops, jnp.int32)
   start_B = jnp.maximum(stop_B - 1, 0)
@@ -131,8 +132,8 @@ def test_a_donated_pool_is_written_in_place_and_never_copied():
 def test_long_rows_are_cut_for_threads():
   # Long enough for several pieces wherever XLA has several threads.
   B, P, C, K, G, H = 2, 40, 64, 3, 3, 64
-  kv = jax.random.normal(jax.random.key(0), (1, 1 + B * P, 2, C, K, H))
-  q = jax.random.normal(jax.random.key(1), (B, 1, K, G, H))
+  kv = normal((1, 1 + B * P, 2, C, K, H))
+  q = normal((B, 1, K, G, H), 1)
   table_BP = 1 + jnp.arange(B * P, dtype=jnp.int32).reshape(B, P)
   stop_B = jnp.array([P * C - 3, 700], jnp.int32)
   args = (q, kv, 0, table_BP, stop_B - 1, stop_B)
@@ -162,8 +163,7 @@ def test_products_equal_the_portable_path(dtype, rows, inputs, outputs):
 @needs_compiler
 def test_products_take_several_axes_scales_and_meshes():
   x_BKH, weight_KHDF = (
-    jax.random.normal(jax.random.key(i), shape)
-    for i, shape in enumerate([(2, 3, 8), (3, 8, 5, 40)])
+    normal(shape, i) for i, shape in enumerate([(2, 3, 8), (3, 8, 5, 40)])
   )
   scale_DF = jnp.arange(1.0, 201.0).reshape(1, 1, 5, 40)
   small = quantize.Quantized((20 * weight_KHDF).astype(jnp.int8), scale_DF)
@@ -182,8 +182,8 @@ def test_products_take_several_axes_scales_and_meshes():
 
 @needs_compiler
 def test_many_rows_and_other_dtypes_are_the_portable_path():
-  weight_IO = jax.random.normal(jax.random.key(0), (16, 24))
-  few = jax.random.normal(jax.random.key(1), (2, 16))
+  weight_IO = normal((16, 24))
+  few = normal((2, 16), 1)
   many = jnp.repeat(few, cpu.MOST_ROWS, axis=0)
   for x, weight in ((many, weight_IO), (few, weight_IO.astype(jnp.float16))):
     found = product(x, weight, kernel='cpu')
@@ -195,7 +195,7 @@ def test_a_decode_step_gives_the_same_logits():
   # int8 weights in some products, floats in others.
   params = quantize.quantize_weights(dict(make_params(LLAMA)))
   params = materialize_unembed(fuse.fuse(params))
-  kv = jax.random.normal(jax.random.key(0), pages.pool_shape(LLAMA, 9, 4))
+  kv = normal(pages.pool_shape(LLAMA, 9, 4))
   state = DecodeState(
     np.array([3, 4], np.int32),
     np.array([11, 2], np.int32),

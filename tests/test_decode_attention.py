@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a decode step: any lengths, any pages, against plain numpy."""
 
+import functools
+
 import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
 
+from model_pieces import normal
 from mooncake_jax.model import decode_attention
 from mooncake_jax.model.attention import attend
 
@@ -14,8 +17,7 @@ LAYER = 1
 
 
 def make_pool(num_pages: int) -> jax.Array:
-  shape = (L, num_pages, 2, C, K, H)
-  return jax.random.normal(jax.random.key(0), shape)
+  return normal((L, num_pages, 2, C, K, H))
 
 
 def reference(q_KGH, kv_P2CKH, table_P, stop: int, window: int | None):
@@ -42,11 +44,12 @@ def test_every_row_sees_its_own_keys_once(
   num_pages, B = 10, len(stops)
   table_BP = 1 + rng.permutation(B * num_pages).reshape(B, -1).astype(np.int32)
   kv_LP2CKH = make_pool(1 + B * num_pages)
-  q_BTKGH = jax.random.normal(jax.random.key(1), (B, 1, K, G, H))
+  q_BTKGH = normal((B, 1, K, G, H), 1)
   stop_B = jnp.array(stops, jnp.int32)
   start_B = jnp.maximum(stop_B - 1, 0)
-  args = (LAYER, jnp.asarray(table_BP), start_B, stop_B, window)
-  o_BTKGH = attend(q_BTKGH, kv_LP2CKH, *args)
+  args = (LAYER, jnp.asarray(table_BP), start_B, stop_B)
+  run = jax.jit(functools.partial(attend, window=window))
+  o_BTKGH = run(q_BTKGH, kv_LP2CKH, *args)
   for row, stop in enumerate(stops):
     if not stop:
       assert np.isfinite(o_BTKGH[row]).all()

@@ -22,6 +22,7 @@ from engine_pieces import random_tokens
 from engine_pieces import tiny_spec
 from model_pieces import LLAMA
 from model_pieces import make_mesh
+from model_pieces import normal
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.model import sharding
 from mooncake_jax.model.attention import attend
@@ -47,10 +48,8 @@ UNCHECKED = [
 def make_inputs(T: int, K: int, G: int, H: int) -> Any:
   """Queries and pages of rows at STARTS; the last lacks some of T > 1."""
   B, P = len(STARTS), 12
-  kv_LP2CKH = jax.random.normal(
-    jax.random.key(0), (2, 1 + B * P, 2, PAGE_TOKENS, K, H)
-  )
-  q_BTKGH = jax.random.normal(jax.random.key(1), (B, T, K, G, H))
+  kv_LP2CKH = normal((2, 1 + B * P, 2, PAGE_TOKENS, K, H))
+  q_BTKGH = normal((B, T, K, G, H), 1)
   rng = np.random.default_rng(0)
   table_BP = 1 + rng.permutation(B * P).reshape(B, P).astype(np.int32)
   start_B = jnp.array(STARTS, jnp.int32)
@@ -72,7 +71,8 @@ def make_inputs(T: int, K: int, G: int, H: int) -> Any:
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_kernels_equal_the_portable_path(kernel, T, K, G, H, window):
   args = make_inputs(T, K, G, H)
-  expected_BTKGH = attend(*args, window=window)
+  portable: Any = jax.jit(functools.partial(attend, window=window))
+  expected_BTKGH = portable(*args)
   run: Any = jax.jit(functools.partial(KERNELS[kernel], window=window))
   found_BTKGH = run(*args)
   valid = slice(None) if T == 1 else slice(T - 5)

@@ -13,6 +13,7 @@ from model_pieces import LLAMA
 from model_pieces import make_params
 from model_pieces import make_prompt
 from model_pieces import make_table
+from model_pieces import normal
 from model_pieces import PAGE_TOKENS
 from model_pieces import Runner
 from mooncake_jax.engine.bound_step import Batch
@@ -136,8 +137,7 @@ def test_a_state_without_active_rows_leaves_no_nan():
 
 
 def test_pages_survive_a_round_trip_bit_for_bit():
-  shape = pages.pool_shape(LLAMA, 10, PAGE_TOKENS)
-  kv_LP2CKH = jax.random.normal(jax.random.key(0), shape)
+  kv_LP2CKH = normal(pages.pool_shape(LLAMA, 10, PAGE_TOKENS))
   source = np.asarray(kv_LP2CKH).copy()
   from_n, to_n = np.array([7, 2, 5], np.int32), np.array([1, 8, 3], np.int32)
   block_L2SKH = pages.gather_pages(kv_LP2CKH, from_n, 0, 2)

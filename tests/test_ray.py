@@ -49,8 +49,11 @@ STOP, CONTINUE, KILL = signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL
 
 
 @pytest.fixture(scope='module')
-def backend():
-  """Two prefill and two decode instances, each in a process."""
+def backend(expected):
+  """Two prefill and two decode instances, each in a process.
+
+  They find their programs compiled, by the process that they are held against.
+  """
   with ray_cluster() as made:
     yield made
 

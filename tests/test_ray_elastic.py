@@ -42,8 +42,18 @@ PROMPTS = [RNG.integers(2, MODEL.vocab_size, 20 + i % 9) for i in range(12)]
 
 
 @pytest.fixture(scope='module')
-def backend():
-  """One prefill and one decode process; one more may come."""
+def expected():
+  """The answer to each prompt, in one process."""
+  with one_process(SMALL) as tokens:
+    return tokens([ask(i) for i in range(len(PROMPTS))])
+
+
+@pytest.fixture(scope='module')
+def backend(expected):
+  """One prefill and one decode process; one more may come.
+
+  They find their programs compiled, by the process that they are held against.
+  """
   with ray_cluster(SMALL) as made:
     yield made
 
@@ -108,7 +118,9 @@ STEPS = [
 ]
 
 
-def test_an_instance_joins_changes_its_role_and_leaves(backend, cluster):
+def test_an_instance_joins_changes_its_role_and_leaves(
+  backend, cluster, expected
+):
   """As in a simulation: the same is told, and every answer is right."""
   simulated = Script(make_virtual(SMALL), [*STEPS])
   simulated.run()
@@ -121,8 +133,6 @@ def test_an_instance_joins_changes_its_role_and_leaves(backend, cluster):
   assert joined == ['prefill', 'decode']
   assert {r.outcome for r in records} == {'completed'}
   assert not any(r.attempt for r in records)
-  with one_process() as tokens:
-    expected = tokens([ask(i) for i in range(len(PROMPTS))])
   for record in records:
     number = f'{int(record.request_id) % len(PROMPTS)}'
     assert tuple(record.output_tokens) == expected[number]

@@ -10,6 +10,7 @@ B batch row, X columns of 32 bits.
 """
 
 from collections import defaultdict
+import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -56,7 +57,8 @@ class BoundStep:
     self, params: Params, config: ModelConfig, kernel: AttentionKernel
   ):
     leaves, self._treedef = jax.tree.flatten(params)
-    self._arrays, self._places = _pack(leaves)
+    self._arrays, places = _pack(leaves)
+    self._places = tuple(places)
     self._config = config
     self._kernel: AttentionKernel = kernel
     self._programs: dict[int, Any] = {}
@@ -82,19 +84,33 @@ class BoundStep:
     return Batch(moving_2B, batch.fixed_BX), report_BR, kv
 
   def _compile(self, kv: jax.Array, batch: Batch) -> Any:
-    def step(kv, moving_2B, fixed_BX, *arrays):
-      leaves = [
-        arrays[i] if at is None else arrays[i][at] for i, at in self._places
-      ]
-      params = jax.tree.unflatten(self._treedef, leaves)
-      state, report_BR, kv = decode_step(
-        params, self._config, kv, _unpacked(moving_2B, fixed_BX), self._kernel
-      )
-      moving_2B = jnp.stack([state.tokens_B, state.positions_B])
-      return moving_2B, report_BR, kv
+    step = _step_of(self._treedef, self._places, self._config, self._kernel)
+    return step.lower(kv, *batch, *self._arrays).compile()
 
-    jitted = jax.jit(step, donate_argnums=0)
-    return jitted.lower(kv, *batch, *self._arrays).compile()
+
+@functools.cache
+def _step_of(
+  treedef: Any,
+  places: tuple[Place, ...],
+  config: ModelConfig,
+  kernel: AttentionKernel,
+) -> Any:
+  """The step of all models of one kind, so that JAX knows its programs again.
+
+  Like those of other module-level functions they are compiled once for a shape
+  and place, also where a process makes one backend after another.
+  """
+
+  def step(kv, moving_2B, fixed_BX, *arrays):
+    leaves = [arrays[i] if at is None else arrays[i][at] for i, at in places]
+    params = jax.tree.unflatten(treedef, leaves)
+    state, report_BR, kv = decode_step(
+      params, config, kv, _unpacked(moving_2B, fixed_BX), kernel
+    )
+    moving_2B = jnp.stack([state.tokens_B, state.positions_B])
+    return moving_2B, report_BR, kv
+
+  return jax.jit(step, donate_argnums=0)
 
 
 def _unpacked(moving_2B: jax.Array, fixed_BX: jax.Array) -> DecodeState:

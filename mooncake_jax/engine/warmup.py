@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles every program before the first request, by using it once.
 
-All works read and write scratch page 0 only, so pools stay as they are.
+All works read and write scratch page 0 only, so pools stay as they are. Of
+instances that are alike the first one goes ahead: the others' programs are then
+loaded from JAX's cache where it has them, instead of compiled all at once.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+import jax
 import numpy as np
 
 from mooncake_jax.backend import DecodeBatch
@@ -32,23 +37,50 @@ def warmup(backend: DeviceBackend) -> float:
     RuntimeError: a program failed.
   """
   start_s = backend.now_s()
-  for instance in backend.instances.values():
-    spec = instance.spec
-    if spec.role != 'decode':
-      for size in spec.chunk_buckets:
-        backend.prefill(spec.name, _chunk(backend, spec, size))
+  there: set[str] = set()
   with _by_programs(backend):
-    for op in _copies(backend):
-      backend.transfer((op,), 0, float('inf'))
-    _finish(backend)
-  for size in sorted({b for s in _decoders(backend) for b in s.batch_sizes}):
-    for spec in _decoders(backend):
-      if size in spec.batch_sizes:
-        backend.decode(spec.name, _batch(backend, spec, size), NUM_STEPS)
-    _finish(backend)
+    for specs in _turns(backend):
+      new = {spec.name for spec in specs}
+      there |= new
+      _prefill(backend, specs)
+      for op in _copies(backend, new, there):
+        backend.transfer((op,), 0, float('inf'))
+      _finish(backend)
+      _decode(backend, specs)
   seconds = backend.now_s() - start_s
   backend.restart_clock()
   return seconds
+
+
+def _turns(backend: DeviceBackend) -> Iterator[list[InstanceSpec]]:
+  """The first of each kind, then all others; all at once without a cache."""
+  if not jax.config.jax_compilation_cache_dir:  # pyright: ignore
+    yield [instance.spec for instance in backend.instances.values()]
+    return
+  firsts: dict[InstanceSpec, InstanceSpec] = {}
+  others = []
+  for spec in (instance.spec for instance in backend.instances.values()):
+    kind = replace(spec, name='', devices=(), shares_with=None, ssd_url='')
+    if firsts.setdefault(kind, spec) is not spec:
+      others.append(spec)
+  yield [*firsts.values()]
+  yield others
+
+
+def _prefill(backend: DeviceBackend, specs: Sequence[InstanceSpec]) -> None:
+  for spec in specs:
+    if spec.role != 'decode':
+      for size in spec.chunk_buckets:
+        backend.prefill(spec.name, _chunk(backend, spec, size))
+
+
+def _decode(backend: DeviceBackend, specs: Sequence[InstanceSpec]) -> None:
+  decoders = [spec for spec in specs if spec.role != 'prefill']
+  for size in sorted({b for spec in decoders for b in spec.batch_sizes}):
+    for spec in decoders:
+      if size in spec.batch_sizes:
+        backend.decode(spec.name, _batch(backend, spec, size), NUM_STEPS)
+    _finish(backend)
 
 
 @contextmanager
@@ -66,11 +98,6 @@ def _by_programs(backend: DeviceBackend) -> Iterator[None]:
   finally:
     for pool in pools:
       pool.copies_now = pool.can_copy_now
-
-
-def _decoders(backend: DeviceBackend) -> list[InstanceSpec]:
-  specs = [instance.spec for instance in backend.instances.values()]
-  return [spec for spec in specs if spec.role != 'prefill']
 
 
 def _finish(backend: DeviceBackend) -> None:
@@ -101,14 +128,19 @@ def _batch(
   return DecodeBatch((row,) * min(size, spec.max_batch))
 
 
-def _copies(backend: DeviceBackend) -> Iterator[TransferOp]:
+def _copies(
+  backend: DeviceBackend, new: set[str], there: set[str]
+) -> Iterator[TransferOp]:
   """One copy of each shape from each instance to itself and, where heads or
-  layers are split otherwise, to the others."""
+  layers are split otherwise, to the others; among those that are `there`, of
+  which one at least is `new`."""
   layout = backend.layout
-  instances = backend.instances
+  instances = {n: i for n, i in backend.instances.items() if n in there}
   for source, at in instances.items():
     for target, to in instances.items():
       if source != target and _split(at) == _split(to):
+        continue
+      if source not in new and target not in new:
         continue
       shapes = {
         (_shares(at, r), _shares(to, r)): r for r in layout.layer_ranges

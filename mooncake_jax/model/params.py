@@ -13,6 +13,7 @@ the layout that serves of it.
 """
 
 from collections.abc import Sequence
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -160,7 +161,10 @@ def init_params(
 
 def _init(kind: str, key: jax.Array, shape, dtype) -> jax.Array:
   if kind == 'normal':
-    return INIT_STDDEV * jax.random.normal(key, shape, dtype)
+    # The same numbers as of the shape itself, whose program takes a CPU a
+    # second to compile.
+    flat = jax.random.normal(key, (math.prod(shape),), dtype)
+    return INIT_STDDEV * flat.reshape(shape)
   return jnp.ones(shape, dtype) if kind == 'ones' else jnp.zeros(shape, dtype)
 
 

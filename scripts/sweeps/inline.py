@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.model_config import ModelConfig
 from scripts.config import load
 from scripts.experiment import Experiment
@@ -55,10 +56,10 @@ class SharedDevices:
     """
     self._stack = stack
     self._start_jax(experiments)
-    self._largest: dict[str, int] = {}
+    self._chunks: dict[str, list[ClusterSpec]] = {}
     for experiment in experiments:
-      key, size = _devices_of(experiment), experiment.cluster.chunk_tokens
-      self._largest[key] = max(size, self._largest.get(key, 0))
+      chunks = self._chunks.setdefault(_devices_of(experiment), [])
+      chunks.append(experiment.cluster)
     self._open: dict[str, MakeBackend] = {}
 
   def _start_jax(self, experiments: Sequence[Experiment]) -> None:
@@ -80,14 +81,23 @@ class SharedDevices:
       return
     key = _devices_of(experiment)
     if key not in self._open:
-      # 'auto' has programs for sizes up to the largest.
-      cluster = replace(
-        experiment.cluster, chunk_tokens=self._largest[key], chunking='auto'
-      )
+      cluster = _for_all(experiment.cluster, self._chunks[key])
       self._open[key] = self._stack.enter_context(
         backends(replace(experiment, cluster=cluster), config)
       )
     yield self._open[key]
+
+
+def _for_all(
+  cluster: ClusterSpec, others: Sequence[ClusterSpec]
+) -> ClusterSpec:
+  """With programs for the chunks of all others, itself among them."""
+  sizes = {each.chunk_tokens for each in others}
+  fixed = replace(cluster, chunk_tokens=max(sizes), chunking='fixed')
+  is_fixed = all(each.chunking == 'fixed' for each in others)
+  if is_fixed and sizes <= {*fixed.chunk_buckets}:
+    return fixed
+  return replace(fixed, chunking='auto')  # for sizes up to the largest
 
 
 def _devices_of(experiment: Experiment) -> str:
