@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 from typing import NamedTuple
 from typing import overload
@@ -111,6 +112,13 @@ class Replica(NamedTuple):
   key: BlockKey = b''
 
 
+def blocks_by_segment(replicas: Sequence[Replica]) -> dict[str, int]:
+  """How many lie in each segment."""
+  names = [*map(attrgetter('segment'), replicas)]
+  count = names.count(names[0]) if names else 0
+  return {names[0]: count} if 0 < count == len(names) else Counter(names)
+
+
 class TransferOp(NamedTuple):
   """Moves KVCache of layers [start_layer, stop_layer) from src to dst.
 
@@ -165,9 +173,7 @@ class BlockOps(Sequence[TransferOp]):
   @property
   def segments(self) -> dict[str, int]:
     """Blocks to or from each segment."""
-    names = [replica.segment for replica in self.replicas]
-    count = names.count(names[0]) if names else 0
-    return {names[0]: count} if 0 < count == len(names) else Counter(names)
+    return blocks_by_segment(self.replicas)
 
   def __len__(self) -> int:
     return len(self.replicas) * len(self.layout.layer_ranges)

@@ -21,9 +21,9 @@ from collections import Counter
 from collections import deque
 from collections.abc import Callable
 
+from mooncake_jax.backend import blocks_by_segment
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import PrefillChunk
-from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.pool import PagePool
 from mooncake_jax.blocks.segments import medium
@@ -305,7 +305,9 @@ class PrefillInstance:
     run.state = 'prefilling'
     run.computed_tokens = run.loaded_tokens(self.layout)
     size = self.layout.block_size_tokens
-    tiers = Counter(_tier(r, self.name) for r in run.prefix)
+    tiers: Counter[str] = Counter()
+    for segment, num_blocks in blocks_by_segment(run.prefix).items():
+      tiers[_tier(segment, self.name)] += num_blocks
     fetched = PrefixFetched(
       now_s,
       *run.key,
@@ -382,9 +384,8 @@ class PrefillInstance:
     return effects
 
 
-def _tier(replica: Replica, instance: str) -> str:
+def _tier(segment: str, instance: str) -> str:
   """Where a block was read from, as records count it."""
-  if replica.segment == REMOTE:
+  if segment == REMOTE:
     return 'store'
-  own = owner(replica.segment) == instance
-  return medium(replica.segment) if own else 'remote'
+  return medium(segment) if owner(segment) == instance else 'remote'

@@ -9,6 +9,7 @@ from mooncake_jax.store.objects import Copy
 from mooncake_jax.store.objects import LEAVING
 from mooncake_jax.store.objects import OPEN
 from mooncake_jax.store.objects import Segment
+from mooncake_jax.store.objects import Span
 from mooncake_jax.store.objects import SPARE
 
 
@@ -17,44 +18,40 @@ class Checked(Ledger):
 
   def check(self) -> None:
     """Raises AssertionError unless all books agree and capacities hold."""
-    copies = [
-      (key, copy)
-      for key, block in self._blocks.items()
-      for copy in block.copies()
-    ]
-    self._check_blocks()
+    spans = {*self._spans.values()}
+    copies = [copy for span in spans for copy in span.copies()]
+    self._check_spans(spans)
     for segment in self._segments.values():
-      self._check_segment(
-        segment, [c for _, c in copies if c.segment is segment]
-      )
-    for key, copy in copies:
-      assert copy.key == key, copy.replica
-      assert self._segments[copy.replica.segment] is copy.segment
-      assert (copy.state == OPEN) == (copy in self._open), copy.replica
-      assert (copy.state == LEAVING) == (copy in self._leaving), copy.replica
-    alive = {copy for _, copy in copies}
+      self._check_segment(segment, [c for c in copies if c.segment is segment])
+    for copy in copies:
+      assert self._segments[copy.segment.name] is copy.segment
+      assert (copy.state == OPEN) == (copy in self._open), copy.replicas
+      assert (copy.state == LEAVING) == (copy in self._leaving), copy.replicas
+    alive = set(copies)
     assert alive >= {*self._open, *self._leaving, *self._tasks}
-    ids = [copy.replica_id for _, copy in copies]
+    ids = [replica.replica_id for copy in copies for replica in copy.replicas]
     assert len(ids) == len(set(ids)), 'a replica id was used twice'
     self._check_tasks()
     self._check_quotas(alive)
 
-  def _check_blocks(self) -> None:
-    for key, block in self._blocks.items():
-      places = [copy.segment for copy in block.copies()]
-      assert len(places) == len(set(places)) > 0, key
-      assert all(copy.block is block for copy in block.copies()), key
-    assert set(self._bereft) <= set(self._blocks)
+  def _check_spans(self, spans: set[Span]) -> None:
+    for span in spans:
+      places = [copy.segment for copy in span.copies()]
+      assert len(places) == len(set(places)) > 0, span.keys
+      assert all(copy.span is span for copy in span.copies()), span.keys
+      assert all(self._spans[key] is span for key in span.keys), span.keys
+    assert sum(len(span.keys) for span in spans) == len(self._spans)
+    assert set(self._bereft) <= set(self._spans)
 
   def _check_segment(self, segment: Segment, copies: list[Copy]) -> None:
     name = segment.name
-    used = sum(copy.size_bytes for copy in copies)
+    used = sum(copy.num_bytes for copy in copies)
     assert used == segment.used_bytes <= segment.capacity_bytes, name
-    assert len(copies) == segment.num_copies, name
+    assert sum(len(copy.keys) for copy in copies) == segment.num_copies, name
     published = {copy for copy in copies if copy.state != OPEN}
     queued = list(segment.copies())
     assert len(queued) == len(published) and set(queued) == published, name
-    spare = sum(c.size_bytes for c in copies if c.state >= SPARE)
+    spare = sum(c.num_bytes for c in copies if c.state >= SPARE)
     assert spare == segment.spare_bytes, name
     assert segment.lower is not None or not list(segment.unsaved), name
     assert all(copy.state in (LEAVING, COMPLETE) for copy in segment.unsaved)
@@ -81,5 +78,5 @@ class Checked(Ledger):
     charged: Counter[str] = Counter()
     for copy in copies:
       if copy.tenant is not None:
-        charged[copy.tenant] += copy.size_bytes
+        charged[copy.tenant] += copy.num_bytes
     assert charged == Counter(self._quotas.used)

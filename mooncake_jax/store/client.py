@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mooncake_jax.backend import BlockOps
+from mooncake_jax.backend import blocks_by_segment
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
@@ -82,7 +83,7 @@ class StoreClient:
     found = self.master.get_chain(
       keys, now_s, segment, prefer, max_remote_blocks
     )
-    if all([replica.segment == segment for replica in found]):
+    if blocks_by_segment(found).keys() <= {segment}:
       return found
     for replica in found:
       if medium(replica.segment) == 'device':

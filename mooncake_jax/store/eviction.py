@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eviction policies: what a copy is worth; the lowest goes first.
+"""Eviction policies: what a block's copy is worth; the lowest goes first.
 
 A policy maps a copy to a number that depends on its uses, its last stamp, its
 position and its size alone, and that a use never lowers. A chain is stamped
-from its tail to its head, so all of them let tails go first.
+from its tail to its head, so all of them let tails go first; of blocks that
+were put and used together no policy may rate a later one higher, as the last
+is asked for all of them.
 
 As in the arXiv paper of Mooncake (2407.00079) Table 1: LRU, LFU and
 LengthAware, 'like LFU but prioritising blocks later in requests'.
@@ -15,7 +17,13 @@ from typing import Protocol
 
 
 class Judged(Protocol):
-  """What policies see of a copy; see `objects.Copy`."""
+  """What policies see of a block's copy.
+
+  Attributes:
+    uses: puts and leased gets of it.
+    stamp: of the last, in the Master's count of uses.
+    position: in the chain that was put, in blocks.
+  """
 
   uses: int
   stamp: int

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets: leased lookups, of one block or of a chain's longest prefix.
 
-Leases are per block: while one runs, no replica of the block is evicted or
+Leases are of blocks: while one runs, no replica of the block is evicted or
 removed. Probing (`peek`, `exists`) grants none and counts as no use.
 """
 
@@ -12,11 +12,11 @@ import math
 from mooncake_jax.backend import Replica
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.ledger import Ledger
-from mooncake_jax.store.objects import Block
 from mooncake_jax.store.objects import COMPLETE
 from mooncake_jax.store.objects import Copy
 from mooncake_jax.store.objects import OPEN
 from mooncake_jax.store.objects import Segment
+from mooncake_jax.store.objects import Span
 
 
 class Gets(Ledger):
@@ -49,49 +49,35 @@ class Gets(Ledger):
     own = self._segment(segment) if segment is not None else None
     group = own.group if own is not None else None
     left = math.inf if max_remote_blocks is None else max_remote_blocks
-    until_s, stamp = now_s + self.lease_s, self._stamp + len(keys)
-    self._stamp = stamp
-    epoch = int(now_s / self.heat_half_life_s)
-    last_s, shift = None, 0
+    keys = tuple(keys)
+    top = self._stamp = self._stamp + len(keys)
     found: list[Replica] = []
     used: dict[Segment, int] = {}
-    place, start = None, 0
-    blocks = self._blocks
-    for key in keys:
-      block = blocks.get(key)
-      if block is None:
+    while len(found) < len(keys):
+      span = self._at(keys, len(found), len(keys))
+      if span is None:
         break
-      copy = block.first
+      copy = span.first
       if copy.next is not None or copy.state < COMPLETE:
-        copy = self._pick(block, own, prefer, left > 0, now_s)
+        copy = self._pick(span, own, prefer, left > 0, now_s)
         if copy is None:
           break
-      if copy.segment is not place:
-        if place is not None:
-          used[place] = used.get(place, 0) + len(found) - start
-        place, start = copy.segment, len(found)
-      assert place is not None
+      place = copy.segment
       if place.group != group and not place.is_belief:
         if not any(
           c.state >= COMPLETE and c.segment.group == group
-          for c in block.copies()
+          for c in span.copies()
         ):
           if left <= 0:
             break
-          left -= 1
-      was_s = block.lease_until_s
-      if was_s != last_s:
-        last_s = was_s
-        shift = max(0, epoch - self._epoch_of(was_s))
-      block.heat = (block.heat >> shift) + 1
-      if was_s < until_s:
-        block.lease_until_s = until_s
+          if len(span.keys) > left:
+            self._split(span, int(left))
+          left -= len(span.keys)
+      self._hold(span, now_s)
+      found += copy.replicas
       copy.uses += 1
-      copy.stamp = stamp
-      stamp -= 1
-      found.append(Replica(place.name, copy.replica_id, key))
-    if place is not None:
-      used[place] = used.get(place, 0) + len(found) - start
+      copy.stamp = top - len(found) + 1
+      used[place] = used.get(place, 0) + len(span.keys)
     for place, num_blocks in used.items():
       place.hits += num_blocks
       counts.hits[place.medium] += num_blocks
@@ -110,9 +96,9 @@ class Gets(Ledger):
     if not found:
       self._counts.misses += 1
       return ()
-    block = self._blocks[key]
-    block.heat = self._heat(block, now_s) + 1
-    block.lease_until_s = max(block.lease_until_s, now_s + self.lease_s)
+    span = self._alone(key)
+    assert span is not None
+    self._hold(span, now_s)
     return found
 
   def lease(self, keys: Iterable[BlockKey], now_s: float) -> int:
@@ -121,73 +107,58 @@ class Gets(Ledger):
     As `get_replicas` of each, but that all are one call. Returns how many.
     """
     self._counts.calls['get'] += 1
-    blocks, until_s, found = self._blocks, now_s + self.lease_s, 0
-    epoch = int(now_s / self.heat_half_life_s)
-    last_s, shift = None, 0
-    for key in keys:
-      block = blocks.get(key)
-      copy = None if block is None else block.first
-      while copy is not None and copy.state < COMPLETE:
-        copy = copy.next
-      if block is None or copy is None:
+    found = 0
+    for _, behind, span in self._along(tuple(keys)):
+      if span is None or not span.num_readable():
         self._counts.misses += 1
         break
-      was_s = block.lease_until_s
-      if was_s != last_s:
-        last_s = was_s
-        shift = max(0, epoch - self._epoch_of(was_s))
-      block.heat = (block.heat >> shift) + 1
-      if was_s < until_s:
-        block.lease_until_s = until_s
-      found += 1
+      self._hold(span, now_s)
+      found = behind
     return found
 
   def peek(self, key: BlockKey) -> tuple[Replica, ...]:
     """Readable replicas, without a lease and without touching any."""
-    block = self._blocks.get(key)
-    if block is None:
+    span = self._spans.get(key)
+    if span is None:
       return ()
-    return tuple(c.replica for c in block.copies() if c.state >= COMPLETE)
+    i = span.keys.index(key)
+    return tuple(
+      Replica(copy.segment.name, copy.replica_id - i, key)
+      for copy in span.copies()
+      if copy.state >= COMPLETE
+    )
 
   def num_at(self, group: str, keys: Iterable[BlockKey]) -> int:
     """Leading blocks of a chain that a group's own segments can serve."""
-    blocks, found = self._blocks, 0
-    for key in keys:
-      block = blocks.get(key)
-      copy = None if block is None else block.first
+    found = 0
+    for _, behind, span in self._along(tuple(keys)):
+      copy = None if span is None else span.first
       while copy and (copy.segment.group != group or copy.state < COMPLETE):
         copy = copy.next
       if copy is None:
         break
-      found += 1
+      found = behind
     return found
 
   def exists(self, key: BlockKey) -> bool:
-    block = self._blocks.get(key)
-    return block is not None and block.num_readable() > 0
+    span = self._spans.get(key)
+    return span is not None and span.num_readable() > 0
 
   def lease_valid(self, key: BlockKey, replica: Replica, now_s: float) -> bool:
     """Whether bytes read from `replica` up to now are the block's."""
     assert replica.key == key, replica
-    copy = self._find(replica)
-    if copy is None or copy.state == OPEN:
-      return False
-    assert copy.block is not None
-    return copy.block.lease_until_s >= now_s
+    return self._is_valid(self._find(replica), now_s)
 
-  def num_valid(self, replicas: Iterable[Replica], now_s: float) -> int:
+  def num_valid(self, replicas: Sequence[Replica], now_s: float) -> int:
     """Leading ones of which `lease_valid` holds."""
-    blocks, count = self._blocks, 0
-    for replica in replicas:
-      block = blocks.get(replica.key)
-      if block is None or block.lease_until_s < now_s:
+    count, replicas = 0, tuple(replicas)
+    while count < len(replicas):
+      copy = self._find(replicas[count])
+      if copy is None or not self._is_valid(copy, now_s):
         break
-      copy, replica_id = block.first, replica.replica_id
-      while copy is not None and copy.replica_id != replica_id:
-        copy = copy.next
-      if copy is None or copy.state == OPEN:
-        break
-      count += 1
+      behind = count + len(copy.keys)
+      all_are = replicas[count:behind] == copy.replicas
+      count = behind if all_are else count + 1
     return count
 
   def touch(self, keys: Iterable[BlockKey], segment: str) -> None:
@@ -196,15 +167,11 @@ class Gets(Ledger):
     Renews recency alone; uses are counted by gets and puts.
     """
     space, chain = self._segment(segment), tuple(keys)
-    stamp = self._stamp = self._stamp + len(chain)
-    for block in map(self._blocks.get, chain):
-      if block is not None:
-        copy = block.first
-        while copy is not None and copy.segment is not space:
-          copy = copy.next
-        if copy is not None:
-          copy.stamp = stamp
-      stamp -= 1
+    top = self._stamp = self._stamp + len(chain)
+    for _, behind, span in self._along(chain):
+      copy = None if span is None else span.copy_in(space)
+      if copy is not None:
+        copy.stamp = top - behind + 1
 
   def uses(self, replica: Replica) -> int:
     """Leased gets of a replica, and the put that made it if one did.
@@ -217,30 +184,42 @@ class Gets(Ledger):
 
   def heat(self, key: BlockKey, now_s: float) -> int:
     """Leased gets of a block, halved every `heat_half_life_s`."""
-    block = self._blocks.get(key)
-    return self._heat(block, now_s) if block is not None else 0
+    span = self._spans.get(key)
+    return self._heat(span, now_s) if span is not None else 0
 
   def inventory(self, segment: str) -> tuple[BlockKey, ...]:
     """Keys that `segment` can serve, least recently used first."""
     copies = self._segment(segment).copies()
     readable = [copy for copy in copies if copy.state >= COMPLETE]
     readable.sort(key=lambda copy: copy.stamp)
-    return tuple(copy.key for copy in readable)
+    return tuple(key for copy in readable for key in reversed(copy.keys))
 
   def replicas(self, segment: str) -> tuple[Replica, ...]:
     """All that were published there, those that are leaving included."""
-    return tuple(copy.replica for copy in self._segment(segment).copies())
+    copies = self._segment(segment).copies()
+    return tuple(replica for copy in copies for replica in copy.replicas)
 
   def num_published(self, segment: str) -> int:
     """How many those are."""
-    return sum(1 for _ in self._segment(segment).copies())
+    return sum(len(copy.keys) for copy in self._segment(segment).copies())
 
   def used_bytes(self, segment: str) -> int:
     return self._segment(segment).used_bytes
 
+  def _hold(self, span: Span, now_s: float) -> None:
+    """Leases a span's blocks to one more reader."""
+    span.heat = self._heat(span, now_s) + 1
+    span.lease_until_s = max(span.lease_until_s, now_s + self.lease_s)
+
+  def _is_valid(self, copy: Copy | None, now_s: float) -> bool:
+    """Whether a copy has its bytes, and a lease that runs."""
+    if copy is None or copy.state == OPEN:
+      return False
+    return copy.span.lease_until_s >= now_s
+
   def _pick(
     self,
-    block: Block,
+    span: Span,
     own: Segment | None,
     prefer: str | None,
     far: bool,
@@ -262,7 +241,7 @@ class Gets(Ledger):
     group = own.group if own is not None else None
     readable = [
       copy
-      for copy in block.copies()
+      for copy in span.copies()
       if copy.state >= COMPLETE
       and (far or copy.segment.group == group or copy.segment.is_belief)
     ]

@@ -44,8 +44,8 @@ class Master(Mounts, Gets, Removal, Checked):
     """A snapshot; takes time in the number of segments."""
     return Statistics(
       copy.deepcopy(self._counts),
-      len(self._blocks),
-      len(self._open),
+      len(self._spans),
+      sum(len(copy.keys) for copy in self._open),
       tuple(
         SegmentUse(
           segment.name,

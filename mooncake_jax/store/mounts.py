@@ -69,7 +69,8 @@ class Mounts(Tasks):
     """What `segment` holds goes to `lower` first from now on."""
     space = self._segment(segment)
     space.lower = self._segment(lower)
-    while (copy := space.queue.pop()) is not None:
+    while (found := space.queue.pop()) is not None:
+      copy, _ = found
       if copy.state >= SPARE:
         self._mark(copy, COMPLETE)
       space.unsaved.add(copy)
@@ -95,11 +96,10 @@ class Mounts(Tasks):
       for copy in ours:
         evicted += self._part(copy, now_s)
     else:
-      waiting = [copy for copy in copies if copy in self._leaving]
-      for copy in waiting:
-        assert copy.block is not None
-        if self._leaving[copy] < now_s and not copy.block.is_open():
-          evicted.append(self._forget(copy))
+      for copy in copies:
+        until_s = self._leaving.get(copy, math.inf)
+        if until_s < now_s and not copy.span.is_open():
+          evicted += self._forget((copy,))
     if not space.num_copies:
       del self._segments[segment]
     return Departed(lost, kept, tuple(evicted), space.num_copies)
@@ -119,9 +119,9 @@ class Mounts(Tasks):
       for target, task in self._tasks.items()
       if task.src.segment == segment and target.segment is not space
     ]
-    evicted = self._forget_all(orphans)
-    self._forget_all(copies)
-    self._forget_all([c for c in self._open if c.segment is space])
+    evicted = self._forget(orphans)
+    self._forget(copies)
+    self._forget([c for c in self._open if c.segment is space])
     assert space.num_copies == 0 == space.used_bytes, space.name
     del self._segments[segment]
     return Departed(lost, kept, evicted)
@@ -136,12 +136,12 @@ class Mounts(Tasks):
     """
     found = []
     for key, wanted in list(self._bereft.items()):
-      block = self._blocks[key]
-      have = block.num_readable()
+      span = self._spans[key]
+      have = span.num_readable()
       if have >= wanted:
         del self._bereft[key]
         continue
-      heat = self._heat(block, now_s)
+      heat = self._heat(span, now_s)
       if have and heat >= min_heat:
         found.append(Wanting(key, heat, have, wanted))
     found.sort(key=lambda wanting: (-wanting.heat, wanting.key))
@@ -160,8 +160,8 @@ class Mounts(Tasks):
     least busy. Puts and copies count as busy, so a new empty segment is not
     flooded.
     """
-    block = self._blocks.get(key)
-    having = [c.segment for c in block.copies()] if block is not None else []
+    span = self._spans.get(key)
+    having = [c.segment for c in span.copies()] if span is not None else []
     groups = {segment.group for segment in having}
     fit = [
       (segment.group in groups, segment.load_at(now_s), segment.name)
@@ -179,19 +179,22 @@ class Mounts(Tasks):
       if above.lower is space:
         above.lower = None
         above.stuck_until_s = -math.inf
-        while (copy := above.unsaved.pop()) is not None:
-          above.queue.add(copy)
+        while (found := above.unsaved.pop()) is not None:
+          above.queue.add(found[0])
 
   def _lost_and_kept(
     self, copies: Iterable[Copy]
   ) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
     """Sorts readable copies that go by whether others serve the block."""
-    lost, kept = [], []
+    lost: list[BlockKey] = []
+    kept: list[BlockKey] = []
     for copy in copies:
-      assert copy.block is not None
-      key, readable = copy.key, copy.block.num_readable()
-      (kept if readable > 1 else lost).append(key)
-      if readable > 1:
+      keys, readable = copy.keys, copy.span.num_readable()
+      if readable == 1:
+        lost += keys
+        continue
+      kept += keys
+      for key in keys:
         self._bereft[key] = max(readable, self._bereft.get(key, 0))
     self._counts.lost += len(lost)
     return tuple(lost), tuple(kept)

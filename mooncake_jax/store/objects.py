@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Master keeps: segments, blocks and a block's copies.
+"""What the Master keeps: segments, spans of blocks and a span's copies.
 
-Few small objects a key, millions of times: a block links its copies, at most
-one a segment and nearly always one, so it needs neither dict nor tuple.
+Blocks that were put together are mostly read, leased and let go together. So
+what is known of them is kept once a span of a chain, however long it is, and a
+span is parted where something comes to hold for some of its blocks alone.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 import math
 from typing import Optional
 
@@ -20,7 +23,7 @@ from mooncake_jax.store.queue import EvictionQueue
 OPEN = 0  # between put_start and put_end: its bytes are being written
 LEAVING = 1  # read on under a lease that runs, offered to nobody new
 COMPLETE = 2
-SPARE = 3  # complete, and was offloaded: a lower tier has the block too
+SPARE = 3  # complete, and was offloaded: a lower tier has the blocks too
 CONDEMNED = 4  # complete, and no lower tier would take it
 
 # Before every clock's start: no lease, no pin.
@@ -28,27 +31,42 @@ NEVER_S = -1e18
 
 LOAD_HALF_LIFE_S = 10.0
 
+_new_replica = partial(tuple.__new__, Replica)
+
+
+def _replicas(
+  segment: str, replica_id: int, keys: tuple[BlockKey, ...]
+) -> tuple[Replica, ...]:
+  """Of blocks in a row, whose ids go down from the first one's."""
+  ids = range(replica_id, replica_id - len(keys), -1)
+  return tuple(map(_new_replica, zip(repeat(segment), ids, keys)))
+
 
 class Copy:
-  """One replica and what eviction policies judge it by.
+  """A span's replicas in one segment and what eviction policies judge them by.
 
   Attributes:
-    block: None once the Master has forgotten the copy.
-    next: the block's next copy, in another segment.
+    span: whose replicas they are; none once the Master has forgotten them.
+    keys: the span's; () then.
+    next: the span's next copy, in another segment.
+    size_bytes: of one block.
     uses: puts and leased gets of it.
-    replica_id: the stamp of its making, so never used twice.
-    stamp: of its last use, in the Master's count of uses.
-    position: of its block in the chain that was put, in blocks.
+    replica_id: of the first block, the stamp of its making, so never used
+      twice; each block has one less than the block before it.
+    stamp: of its last use, in the Master's count of uses; position: in the
+      chain that was put, in blocks. Both are the last block's, which goes
+      first; the block before it has one more and one less.
     tenant: who is charged for it; None: nobody.
   """
 
   __slots__ = (
-    'block',
+    'keys',
     'next',
     'position',
     'replica_id',
     'segment',
     'size_bytes',
+    'span',
     'stamp',
     'state',
     'tenant',
@@ -57,7 +75,7 @@ class Copy:
 
   def __init__(
     self,
-    block: 'Block',
+    span: 'Span',
     segment: 'Segment',
     size_bytes: int,
     replica_id: int,
@@ -73,39 +91,83 @@ class Copy:
     self.tenant = tenant
     self.state = OPEN
     self.uses = 1
-    self.block: Block | None = block
+    self.span = span
+    self.keys: tuple[BlockKey, ...] = span.keys
     self.next: Copy | None = None
 
   @property
-  def key(self) -> BlockKey:
-    assert self.block is not None, 'forgotten'
-    return self.block.key
+  def num_bytes(self) -> int:
+    return len(self.keys) * self.size_bytes
+
+  @property
+  def replicas(self) -> tuple[Replica, ...]:
+    """Their names for others, made when asked for: most are never."""
+    return _replicas(self.segment.name, self.replica_id, self.keys)
 
   @property
   def replica(self) -> Replica:
-    """Its name for others, made when asked for: most are never."""
-    return Replica(self.segment.name, self.replica_id, self.key)
+    """The name of a copy of one block."""
+    assert len(self.keys) == 1, self.keys
+    return Replica(self.segment.name, self.replica_id, self.keys[0])
+
+  def part(self, span: 'Span', count: int) -> 'Copy':
+    """Keeps `count` blocks; returns a copy of the others, those of `span`."""
+    rest = Copy(
+      span,
+      self.segment,
+      self.size_bytes,
+      self.replica_id - count,
+      self.stamp,
+      self.position,
+      self.tenant,
+    )
+    rest.state, rest.uses = self.state, self.uses
+    self.keys = self.span.keys
+    self.stamp += len(span.keys)
+    self.position -= len(span.keys)
+    return rest
+
+  def let_go(self) -> None:
+    """The Master has forgotten it."""
+    self.keys, self.next = (), None
+    del self.span
 
 
-class Block:
-  """A key's copies and what holds them.
+class Span:
+  """Blocks of a chain, one behind the other, that all are alike.
 
   Attributes:
-    first: its copies, linked by `next`; set by whoever makes the block.
+    keys: at least one.
+    first: their copies, linked by `next`; set by whoever makes the span.
+      One at least, at most one a segment and nearly always one.
     lease_until_s: end of the last lease granted.
-    pinned_until_s: end of its soft pin, inf while hard pinned.
+    pinned_until_s: end of their soft pin, inf while hard pinned.
     heat: leased gets, halved at every period of the Master's half-life.
   """
 
-  __slots__ = ('first', 'heat', 'key', 'lease_until_s', 'pinned_until_s')
+  __slots__ = ('first', 'heat', 'keys', 'lease_until_s', 'pinned_until_s')
 
   first: Copy
 
-  def __init__(self, key: BlockKey):
-    self.key = key
+  def __init__(self, keys: tuple[BlockKey, ...]):
+    self.keys = keys
     self.lease_until_s = NEVER_S
     self.pinned_until_s = NEVER_S
     self.heat = 0
+
+  def part(self, count: int) -> 'Span':
+    """Keeps its first `count` blocks; returns a span of the others."""
+    rest = Span(self.keys[count:])
+    self.keys = self.keys[:count]
+    rest.lease_until_s = self.lease_until_s
+    rest.pinned_until_s = self.pinned_until_s
+    rest.heat = self.heat
+    rest.first = last = self.first.part(rest, count)
+    copy = self.first.next
+    while copy is not None:
+      last.next = last = copy.part(rest, count)
+      copy = copy.next
+    return rest
 
   def copies(self) -> Iterator[Copy]:
     copy: Copy | None = self.first
@@ -120,7 +182,7 @@ class Block:
     return copy
 
   def is_open(self) -> bool:
-    """Whether a copy of it is being written, from another or anew."""
+    """Whether a copy of them is being written, from another or anew."""
     copy: Copy | None = self.first
     while copy is not None and copy.state != OPEN:
       copy = copy.next
@@ -165,11 +227,11 @@ class Segment:
     unsaved: those that go to `lower` first; empty without one.
     spare_bytes: of copies that `lower` has too or would not take.
     offloading_bytes: of copies on their way to `lower`.
-    num_copies: open ones included.
+    num_copies: in blocks, open ones included.
     draining: takes no put any more.
     stuck_until_s: no copy can go before.
     load, load_s: blocks put and read lately, decayed, as of when.
-    hits: leased gets of its copies.
+    hits: leased gets of its copies, in blocks.
   """
 
   name: str

@@ -32,9 +32,7 @@ from mooncake_jax.store.room import Room
 class Offload(Room):
   """The Master's offloads."""
 
-  def victims(
-    self, segment: str, now_s: float, max_blocks: int | None = None
-  ) -> Victims:
+  def victims(self, segment: str, now_s: float) -> Victims:
     """Starts offloads of what goes next, as many as are due.
 
     Nothing for a segment without a lower tier. Leased blocks are left for
@@ -42,52 +40,63 @@ class Offload(Room):
     """
     self._counts.calls['victims'] += 1
     space = self._segment(segment)
-    tasks: list[CopyTask] = []
-    evicted: list[Evicted] = []
-    aside: list[Copy] = []
+    going: list[Copy] = []
     soft: list[Copy] = []
-    while (
-      self._due_bytes(space) > 0
-      and len(tasks) != max_blocks
-      and len(aside) + len(soft) < MAX_HELD
-    ):
-      copy = space.unsaved.pop()
+    aside: list[Copy] = []
+    queue, due_bytes, num_held = space.unsaved, self._due_bytes(space), 0
+    while due_bytes > 0 and num_held < MAX_HELD:
+      copy = self._next(queue)
       if copy is None:
         break
-      block = copy.block
-      assert block is not None
-      busy = copy.state == LEAVING or block.is_open()
-      if busy or held_until_s(block) >= now_s:
+      span = copy.span
+      busy = copy.state == LEAVING or span.is_open()
+      if busy or held_until_s(span) >= now_s:
         aside.append(copy)
-      elif block.pinned_until_s >= now_s:
+        num_held += len(copy.keys)
+        continue
+      copy = self._enough(copy, due_bytes, queue)
+      if span.pinned_until_s >= now_s:
         soft.append(copy)
+        num_held += len(copy.keys)
       else:
-        tasks += self._save(copy, now_s, evicted)
+        going.append(copy)
+        due_bytes -= copy.num_bytes
     for copy in soft:
-      if self._due_bytes(space) > 0 and len(tasks) != max_blocks:
-        tasks += self._save(copy, now_s, evicted)
+      if due_bytes > 0:
+        copy = self._enough(copy, due_bytes, queue)
+        going.append(copy)
+        due_bytes -= copy.num_bytes
       else:
         aside.append(copy)
     for copy in aside:
-      space.unsaved.add(copy)
-    return Victims(tuple(tasks), tuple(evicted))
+      queue.add(copy)
+    evicted: list[Evicted] = []
+    blocks = [block for copy in going for block in self._blocks_of(copy)]
+    tasks = [self._save(block, now_s, evicted) for block in blocks]
+    return Victims(tuple(t for t in tasks if t is not None), tuple(evicted))
+
+  def _blocks_of(self, copy: Copy) -> list[Copy]:
+    """Parts a copy that is in no queue into blocks, the last one first."""
+    blocks: list[Copy] = []
+    while len(copy.keys) > 1:
+      blocks.append(self._last(copy, 1))
+    return [*blocks, copy]
 
   def _save(
     self, copy: Copy, now_s: float, evicted: list[Evicted]
-  ) -> list[CopyTask]:
-    """The copy is next: starts its offload, unless others hold it too."""
-    block, space = copy.block, copy.segment
-    assert block is not None and space.lower is not None
+  ) -> CopyTask | None:
+    """A block is next: starts its offload, unless others hold it too."""
+    span, space = copy.span, copy.segment
+    assert space.lower is not None
     space.queue.add(copy)
     space.stuck_until_s = -1.0
-    below = block.copy_in(space.lower)
+    below = span.copy_in(space.lower)
     if below is not None and below.state == LEAVING:
       self._stay(below)  # dropped there, and not gone yet
-    if block.num_kept() > 1:
+    if span.num_kept() > 1:
       self._mark(copy, SPARE)
-      return []
-    task = self._offload(copy, now_s, evicted)
-    return [task] if task is not None else []
+      return None
+    return self._offload(copy, now_s, evicted)
 
   def _stay(self, copy: Copy) -> None:
     """A moved copy is wanted here again before it left."""
@@ -110,7 +119,7 @@ class Offload(Room):
     lower = copy.segment.lower
     assert lower is not None
     evicted += self._make_room(
-      lower, copy.size_bytes, copy.size_bytes, now_s, ()
+      lower, copy.size_bytes, copy.size_bytes, now_s, frozenset()
     )
     if lower.used_bytes + copy.size_bytes > lower.capacity_bytes:
       self._mark(copy, CONDEMNED)
@@ -123,9 +132,9 @@ class Offload(Room):
     return task
 
   def _open_copy(self, source: Copy, there: Segment, now_s: float) -> Copy:
-    """Opens a copy of `source` as old as it, unused and charged to nobody."""
+    """Opens a copy of one block as old as it, unused and charged to nobody."""
     (target,) = self._allocate(
-      (source.key,),
+      source.keys,
       (0,),
       source.size_bytes,
       there,

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Master answers: values, never its own objects."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import Literal
 from typing import NamedTuple
 
@@ -24,6 +27,17 @@ class Evicted(NamedTuple):
   key: BlockKey
   replica: Replica
   was_published: bool = True
+
+
+_new_evicted = partial(tuple.__new__, Evicted)
+
+
+def evicted_of(
+  replicas: Sequence[Replica], was_published: bool
+) -> list[Evicted]:
+  """One each."""
+  keys = [replica.key for replica in replicas]
+  return [*map(_new_evicted, zip(keys, replicas, repeat(was_published)))]
 
 
 class PutStart(NamedTuple):

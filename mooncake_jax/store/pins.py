@@ -26,11 +26,10 @@ class Pins(Ledger):
     """Sets the pin of blocks at hand, 'none' to lift it; see put_start."""
     self._counts.calls['pin'] += 1
     until_s = pin_end_s(pin, soft_pin_ttl_s, now_s)
-    for key in keys:
-      block = self._blocks.get(key)
-      if block is not None:
-        block.pinned_until_s = until_s
-        for copy in block.copies():
+    for _, _, span in self._along(tuple(keys)):
+      if span is not None:
+        span.pinned_until_s = until_s
+        for copy in span.copies():
           copy.segment.stuck_until_s = -math.inf
 
   def set_quota(self, tenant: str, limit_bytes: int | None) -> None:
@@ -48,9 +47,9 @@ class Pins(Ledger):
     """Lengthens pins, as puts do."""
     if until_s == NEVER_S:
       return
-    for key in keys:
-      block = self._blocks[key]
-      block.pinned_until_s = max(block.pinned_until_s, until_s)
+    for _, _, span in self._along(tuple(keys)):
+      assert span is not None
+      span.pinned_until_s = max(span.pinned_until_s, until_s)
 
 
 def pin_end_s(pin: Pin, soft_pin_ttl_s: float | None, now_s: float) -> float:

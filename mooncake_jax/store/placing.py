@@ -4,7 +4,6 @@
 from collections.abc import Collection
 from collections.abc import Sequence
 
-from mooncake_jax.backend import Replica
 from mooncake_jax.request import BlockKey
 from mooncake_jax.store.objects import LEAVING
 from mooncake_jax.store.objects import OPEN
@@ -48,13 +47,10 @@ class Placing(Offload):
     made = self._allocate(
       chain, new, size_bytes, space, position - first, tenant, now_s
     )
-    name = space.name
-    replicas = [
-      Replica(name, copy.replica_id, chain[i]) for copy, i in zip(made, new)
-    ]
+    replicas = sum([copy.replicas for copy in made], ())
     space.add_load(len(new), now_s)
     self._counts.stored += stop - first - len(new)
-    put = PutChain(stop, tuple(replicas), tuple(new), tuple(evicted), refusal)
+    put = PutChain(stop, replicas, tuple(new), tuple(evicted), refusal)
     return self._refused(put) if refusal else put
 
   def _refused(self, put: PutChain) -> PutChain:
@@ -70,24 +66,21 @@ class Placing(Offload):
     now_s: float,
   ) -> tuple[list[int], list[Evicted]]:
     """Which blocks the segment has not; those it has are used once more."""
-    new, evicted, blocks = [], [], self._blocks
-    stamp = self._stamp + len(chain)
-    self._stamp = stamp
-    for i in range(first, last):
-      block = blocks.get(chain[i])
-      copy = None if block is None else block.first
-      while copy is not None and copy.segment is not space:
-        copy = copy.next
+    new: list[int] = []
+    evicted: list[Evicted] = []
+    top = self._stamp = self._stamp + len(chain)
+    for i, behind, span in self._along(tuple(chain), first, last):
+      copy = None if span is None else span.copy_in(space)
       if copy is None:
-        new.append(i)
+        new += range(i, behind)
       elif copy.state == OPEN:
         if now_s - self._open[copy] > self.put_timeout_s:
-          self._counts.zombies += 1
-          evicted.append(self._forget(copy))
-          new.append(i)
+          self._counts.zombies += behind - i
+          evicted += self._forget((copy,))
+          new += range(i, behind)
       else:
         copy.uses += 1
-        copy.stamp = stamp - i
+        copy.stamp = top - behind + 1
         if copy.state == LEAVING:
           self._stay(copy)
     return new, evicted
@@ -110,8 +103,7 @@ class Placing(Offload):
     limit = int(space.capacity_bytes * self.high_watermark)
     if not num_blocks or (not over and space.used_bytes + num_bytes <= limit):
       return []
-    if keep is None:
-      keep = set(chain[:last])
+    keep = frozenset(chain[:last] if keep is None else keep)
     evicted: list[Evicted] = []
     if over:
       evicted += self._make_quota(space, num_bytes, now_s, keep, tenant)

@@ -94,26 +94,22 @@ class Puts(Placing):
   def put_end_chain(self, replicas: Sequence[Replica]) -> tuple[bool, ...]:
     """put_end for each; what its segment left meanwhile is forgotten."""
     self._counts.calls['put_end'] += 1
-    blocks, under_way, tasks = self._blocks, self._open, self._tasks
-    ended = []
-    for replica in replicas:
-      block = blocks.get(replica.key)
-      copy = block.first if block is not None else None
+    ended: list[bool] = []
+    replicas = tuple(replicas)
+    while len(ended) < len(replicas):
+      first = len(ended)
+      copy = self._find(replicas[first])
       if (
         copy is None
-        or copy.replica_id != replica.replica_id
         or copy.state != OPEN
         or copy.segment.draining
-        or copy in tasks
+        or copy in self._tasks
+        or copy.replicas != replicas[first : first + len(copy.keys)]
       ):
-        ended.append(self._end(replica))
+        ended.append(self._end(replicas[first]))
         continue
-      del under_way[copy]
-      copy.state = COMPLETE
-      space = copy.segment
-      (space.queue if space.lower is None else space.unsaved).add(copy)
-      space.stuck_until_s = -1.0
-      ended.append(True)
+      self._publish(copy)
+      ended += [True] * len(copy.keys)
     return tuple(ended)
 
   def put_revoke(self, key: BlockKey, replica: Replica) -> None:
@@ -124,12 +120,12 @@ class Puts(Placing):
     """
     assert replica.key == key, replica
     self._counts.calls['put_revoke'] += 1
-    copy = self._find(replica)
+    copy = self._find_alone(replica)
     if copy is None:
       return
     if copy.state != OPEN:
       raise ValueError(f'put_revoke of published {replica=}')
-    self._forget(copy)
+    self._forget((copy,))
 
   def adopt(
     self,
@@ -150,8 +146,8 @@ class Puts(Placing):
     if size_bytes < 1:
       raise ValueError(f'{size_bytes=} must be >= 1')
     space = self._segment(segment)
-    block = self._blocks.get(key)
-    copy = block.copy_in(space) if block is not None else None
+    span = self._alone(key)
+    copy = span.copy_in(space) if span is not None else None
     if copy is not None:
       return copy.replica if copy.state >= COMPLETE else None
     if space.draining or size_bytes > space.free_bytes:
@@ -164,14 +160,14 @@ class Puts(Placing):
     return copy.replica
 
   def _end(self, replica: Replica) -> bool:
-    copy = self._find(replica)
+    copy = self._find_alone(replica)
     if copy is None:
       return False
     if copy.state == OPEN:
       if copy in self._tasks:
         raise ValueError(f'put_end of {replica=}, which a copy task writes')
       if copy.segment.draining:
-        self._forget(copy)
+        self._forget((copy,))
         return False
       self._publish(copy)
     return True

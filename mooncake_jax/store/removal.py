@@ -55,11 +55,11 @@ class Removal(Ledger):
     With it go the half-written copies that are made from it.
     """
     self._counts.calls['discard'] += 1
-    copy = self._find(replica)
+    copy = self._find_alone(replica)
     if copy is None:
       return ()
     orphans = [t for t, task in self._tasks.items() if task.src == replica]
-    return self._forget_all([*orphans, copy])
+    return self._forget([*orphans, copy])
 
   def _remove_where(
     self, matches: Callable[[BlockKey], bool], now_s: float
@@ -67,7 +67,7 @@ class Removal(Ledger):
     self._counts.calls['remove_where'] += 1
     evicted: list[Evicted] = []
     refused: list[BlockKey] = []
-    for key in [key for key in self._blocks if matches(key)]:
+    for key in [key for key in self._spans if matches(key)]:
       gone = self._remove(key, now_s)
       if gone is None:
         refused.append(key)
@@ -78,9 +78,9 @@ class Removal(Ledger):
     return Removed(tuple(evicted), tuple(refused))
 
   def _remove(self, key: BlockKey, now_s: float) -> Iterable[Evicted] | None:
-    block = self._blocks.get(key)
-    if block is None:
+    span = self._alone(key)
+    if span is None:
       return ()
-    if block.lease_until_s >= now_s or block.is_open():
+    if span.lease_until_s >= now_s or span.is_open():
       return None
-    return self._forget_all(tuple(block.copies()))
+    return self._forget(tuple(span.copies()))

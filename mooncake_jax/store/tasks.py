@@ -41,17 +41,17 @@ class Tasks(Puts):
     here, there = self._segment(src), self._segment(dst)
     if here is there:
       raise ValueError(f'{src=} and {dst=} must differ')
-    block = self._blocks.get(key)
-    source = block.copy_in(here) if block is not None else None
-    if block is None or source is None or source.state < COMPLETE:
+    span = self._alone(key)
+    source = span.copy_in(here) if span is not None else None
+    if span is None or source is None or source.state < COMPLETE:
       return CopyStart(refusal='source')
-    target = block.copy_in(there)
+    target = span.copy_in(there)
     if target is not None:
       return self._copied_already(target, source, move, now_s)
     if there.draining:
       return CopyStart(refusal='draining')
     size = source.size_bytes
-    evicted = self._make_room(there, size, size, now_s, (key,))
+    evicted = self._make_room(there, size, size, now_s, {key})
     if there.free_bytes < size:
       return CopyStart(evicted=evicted, refusal=self._why(there, 0, size, None))
     target = self._open_copy(source, there, now_s)
@@ -72,7 +72,7 @@ class Tasks(Puts):
     if target is None or target not in self._tasks:
       return CopyEnd(False)
     if target.segment.draining:
-      return CopyEnd(False, (self._forget(target),))
+      return CopyEnd(False, self._forget((target,)))
     self._publish(target)
     self._settle(target, saved=True)
     if task.kind == 'offload':
@@ -91,7 +91,7 @@ class Tasks(Puts):
     self._counts.calls['copy_revoke'] += 1
     target = self._find(task.dst)
     if target is not None and target in self._tasks:
-      self._forget(target)
+      self._forget((target,))
 
   def drop(
     self, key: BlockKey, segment: str, now_s: float
@@ -102,9 +102,9 @@ class Tasks(Puts):
     all copying of the block have ended; `reap` tells of it then.
     """
     self._counts.calls['drop'] += 1
-    block = self._blocks.get(key)
+    span = self._alone(key)
     space = self._segment(segment)
-    copy = block.copy_in(space) if block is not None else None
+    copy = span.copy_in(space) if span is not None else None
     if copy is None or copy.state < COMPLETE:
       return ()
     return self._part(copy, now_s)
@@ -121,24 +121,23 @@ class Tasks(Puts):
       self._tidy(segment)
       if segment.draining and not segment.num_copies:
         del self._segments[name]
-    return tuple(gone)
-
-  def _reap_open(self, now_s: float) -> list[Evicted]:
-    dead = []
-    for copy, since_s in self._open.items():
-      if now_s - since_s <= self.put_timeout_s:
-        break
-      dead.append(copy)
-    self._counts.zombies += len(dead)
-    return [self._forget(copy) for copy in dead]
-
-  def _reap_leaving(self, now_s: float) -> list[Evicted]:
-    gone = []
-    for copy, until_s in list(self._leaving.items()):
-      assert copy.block is not None
-      if until_s < now_s and not copy.block.is_open():
-        gone.append(self._forget(copy))
     return gone
+
+  def _reap_open(self, now_s: float) -> tuple[Evicted, ...]:
+    dead = [
+      copy
+      for copy, since_s in self._open.items()
+      if now_s - since_s > self.put_timeout_s
+    ]
+    self._counts.zombies += sum(len(copy.keys) for copy in dead)
+    return self._forget(dead)
+
+  def _reap_leaving(self, now_s: float) -> tuple[Evicted, ...]:
+    return self._forget(
+      copy
+      for copy, until_s in list(self._leaving.items())
+      if until_s < now_s and not copy.span.is_open()
+    )
 
   def _copied_already(
     self, target: Copy, source: Copy, move: bool, now_s: float
@@ -154,9 +153,8 @@ class Tasks(Puts):
 
   def _part(self, copy: Copy, now_s: float) -> tuple[Evicted, ...]:
     """Ends a published copy at once, or as soon as nothing holds it."""
-    block = copy.block
-    assert block is not None
-    if block.lease_until_s < now_s and not block.is_open():
-      return (self._forget(copy),)
-    self._leave(copy, block.lease_until_s)
+    span = copy.span
+    if span.lease_until_s < now_s and not span.is_open():
+      return self._forget((copy,))
+    self._leave(copy, span.lease_until_s)
     return ()
