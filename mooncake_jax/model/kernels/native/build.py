@@ -21,6 +21,8 @@ import tempfile
 import jax
 from jaxlib import version
 
+from mooncake_jax.model.cache_folder import cache_folder
+
 COMPILERS = ('c++', 'g++', 'clang++')
 FLAGS = ('-std=c++17', '-O3', '-march=native', '-fPIC', '-shared')
 COMPILE_S = 300.0
@@ -39,7 +41,7 @@ def is_there() -> bool:
   Logs why where they can't be compiled, once.
   """
   try:
-    library = ctypes.CDLL(str(compiled(_cache())))
+    library = ctypes.CDLL(str(compiled(cache_folder())))
   except (OSError, subprocess.SubprocessError) as error:
     why = getattr(error, 'stderr', None) or error
     logging.getLogger(__name__).warning('no C++ kernels for CPUs: %s', why)
@@ -81,8 +83,3 @@ def _run(*command: str) -> str:
     command, capture_output=True, text=True, check=True, timeout=COMPILE_S
   )
   return done.stdout
-
-
-def _cache() -> Path:
-  base = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-  return Path(base) / 'mooncake_jax'
