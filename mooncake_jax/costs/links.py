@@ -19,7 +19,9 @@ from mooncake_jax.costs.model import PolynomialCost
 from mooncake_jax.costs.table import TableCost
 
 LONG_ENOUGH_S = 0.05  # for what else the machine does not to count
-ROUNDS = 7  # of which the median counts: what a transfer mostly takes
+# Rounds, of which the median counts (what a transfer mostly takes), and how
+# long they last at least.
+ROUNDS, ROUNDS_S = 7, 0.5
 PAUSE_S = 1e-3  # before each: transfers come to threads that wait for them
 
 
@@ -53,7 +55,9 @@ def measure_link(
     if 2 * counts[-1] * piece_bytes > max_bytes:
       break
     counts.append(2 * counts[-1])
-  rounds = [[_seconds(send, count) for count in counts] for _ in range(ROUNDS)]
+  begun_s, rounds = time.perf_counter(), []
+  while len(rounds) < ROUNDS or time.perf_counter() - begun_s < ROUNDS_S:
+    rounds.append([_seconds(send, count) for count in counts])
   usual_s = dict(zip(counts, map(median, zip(*rounds))))
   return fitted(piece_bytes, usual_s)
 
