@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device backend from its start to its end, and when parts of it die."""
 
+from dataclasses import replace
+import itertools
 import threading
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from engine_pieces import decode_row
@@ -14,6 +17,7 @@ from engine_pieces import MODEL
 from engine_pieces import ops_of
 from engine_pieces import random_tokens
 from engine_pieces import tiny_backend
+from engine_pieces import tiny_params
 from engine_pieces import tiny_spec
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import DevicePages
@@ -22,6 +26,8 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.model.params import init_params
+from mooncake_jax.transfer.entry import BlockFormat
+from mooncake_jax.transfer.ssd import SsdSegment
 
 
 def test_close_leaves_no_threads():
@@ -46,6 +52,44 @@ def test_too_few_devices_or_a_name_twice_is_a_clear_error():
   with pytest.raises(ValueError, match='tensor=3'):
     tiny_backend(tiny_spec('a'), tiny_spec('b', num_devices=3))
   assert not set(threading.enumerate()) - before
+
+
+@pytest.mark.parametrize('executor', ['mpmd', 'spmd'])
+def test_what_can_not_be_made_leaves_nothing_to_the_next_try(
+  executor, tmp_path
+):
+  """Neither the SSD's lock nor the first stage's threads and memory."""
+  spec = tiny_spec(
+    'a',
+    role='prefill',
+    executor=executor,
+    stage_layers=(1, MODEL.num_layers - 1),
+    ssd_url=f'file://{tmp_path}',
+    ssd_bytes=1 << 20,
+  )
+  before = set(threading.enumerate())
+  with pytest.raises(ValueError, match='must add up'):
+    tiny_backend(replace(spec, stage_layers=(1, 1)))
+  loads = itertools.count()
+
+  def load(mesh):
+    if next(loads):
+      raise MemoryError('of the second stage')
+    return tiny_params()
+
+  with pytest.raises(MemoryError, match='second stage'):
+    DeviceBackend(MODEL, LAYOUT, [spec], load)
+  assert not set(threading.enumerate()) - before
+  tiny_backend(spec).close()
+
+
+def test_a_backend_that_can_not_be_made_lets_go_of_its_stores(tmp_path):
+  block = BlockFormat(2, 8, 1, 8, np.dtype('float32'))
+  url = f'file://{tmp_path}'
+  store = SsdSegment('store', url, 1 << 20, block)
+  with pytest.raises(ValueError, match='kv_dtype'):
+    tiny_backend(tiny_spec('a'), kv_dtype='bfloat16', wires=[store])
+  SsdSegment('store', url, 1 << 20, block).close()
 
 
 def test_a_lost_pool_fails_all_later_work_of_its_instance_only():

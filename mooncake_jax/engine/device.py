@@ -94,7 +94,8 @@ class DeviceBackend:
       layout: how KVCache is cut, the same on all instances.
       params: a tree, or what loads one onto a mesh.
       clock: seconds, never going back.
-      stores: far segments of no instance; closed with the backend.
+      stores: far segments of no instance; closed with the backend, also
+        where it can't be made.
       prefill_programs: what computes chunks.
       wires: into other processes; closed with the backend.
       arrivals: what those send.
@@ -104,7 +105,6 @@ class DeviceBackend:
         not this model's.
     """
     self.layout = layout
-    check_layout(config, layout, kv_dtype)
     self._clock = clock
     self._start_s = clock()
     self._inbox = Inbox()
@@ -113,10 +113,18 @@ class DeviceBackend:
     self._cancel: dict[WorkId, Callable[[], None]] = {}
     self.instances: dict[str, Instance] = {}
     self.tiers: dict[str, FarTier] = {}
-    self._stores: list[FarTier] = []
-    self._probers: dict[str, Prober] = {}
+    lines = [*((s, 1) for s in stores), *((w, WIRE_LINES) for w in wires)]
+    self._stores = [
+      FarTier(segment, self._inbox.crash, LEAST_STAGING_BYTES, count)
+      for segment, count in lines
+    ]
+    self._probers = {
+      store.name: Prober(store, self.now_s, self._inbox.crash)
+      for store in stores
+    }
     weights = Weights(params)
     try:
+      check_layout(config, layout, kv_dtype)
       for spec, devices in zip(instances, assign_devices(instances)):
         host = self.instances.get(spec.shares_with or '')
         self.instances[spec.name] = Instance(
@@ -132,21 +140,12 @@ class DeviceBackend:
           None if host is None else host.stages[0].owner,
         )
     except BaseException:
-      self.close()  # ends the threads of those that were made
+      self.close()  # what was made, and the stores that it was given
       raise
     for instance in self.instances.values():
       if instance.ssd is not None:
         self.tiers[instance.ssd.segment.name] = instance.ssd
-    lines = [*((s, 1) for s in stores), *((w, WIRE_LINES) for w in wires)]
-    self._stores = [
-      FarTier(segment, self._inbox.crash, LEAST_STAGING_BYTES, count)
-      for segment, count in lines
-    ]
     self.tiers.update({tier.segment.name: tier for tier in self._stores})
-    self._probers = {
-      store.name: Prober(store, self.now_s, self._inbox.crash)
-      for store in stores
-    }
     self._routes = Routes(
       self.instances,
       self.tiers,

@@ -61,6 +61,9 @@ class Instance:
 
     Args:
       owner: of the instance whose devices it shares.
+
+    Raises:
+      ValueError: its stages are not the model's, or its SSD can't be had.
     """
     self.spec = spec
     self.num_kv_heads = config.num_kv_heads
@@ -76,20 +79,25 @@ class Instance:
       config.head_dim,
       jax.numpy.dtype(kv_dtype),
     )
-    self._ssd = open_ssd(spec, block)
     staging = spec.staging_limit(layout.num_layers * layout.token_layer_bytes)
     self.stages: list[Stage] = []
     self.staging = ByteBudget(staging, self._poke)
     self.arrived = ByteBudget(staging)
-    builder = Builder(
-      config, spec, devices, weights, layout, kv_dtype, programs, owner
-    )
-    self.stages += builder.stages(self.staging, now_s, on_crash)
+    self._ssd = open_ssd(spec, block)
     self.device_link = Link(f'{spec.name}-device', on_crash, self.arrived)
     self.host_link = Link(f'{spec.name}-host', on_crash)
     self.ssd = (
       None if self._ssd is None else FarTier(self._ssd, on_crash, staging)
     )
+    try:
+      builder = Builder(
+        config, spec, devices, weights, layout, kv_dtype, programs, owner
+      )
+      for stage in builder.stages(self.staging, now_s, on_crash):
+        self.stages.append(stage)
+    except BaseException:
+      self.close()  # neither threads with their pools nor the SSD's lock stay
+      raise
 
   @property
   def num_step_programs(self) -> int:
