@@ -354,12 +354,17 @@ class Backend(Protocol):
     ...
 
   def probe(
-    self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
+    self,
+    instance: str,
+    segment: str,
+    keys: tuple[BlockKey, ...],
+    deadline_s: float,
   ) -> WorkId:
     """Asks a store that no instance owns which leading blocks it has.
 
-    They may be anybody's, and may go at any time; the store keeps them a
-    little for whoever asked. Past `deadline_s`: 'timeout'.
+    The instance asks that would read them, by its own way there. They may be
+    anybody's, and may go at any time; the store keeps them a little for
+    whoever asked. Past `deadline_s`: 'timeout'.
     """
     ...
 

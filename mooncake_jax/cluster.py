@@ -27,6 +27,7 @@ from mooncake_jax.instance.make import make_decode
 from mooncake_jax.instance.make import make_prefill
 from mooncake_jax.instance.run import Run
 from mooncake_jax.instance.run import RunKey
+from mooncake_jax.instance.telling import adopted
 from mooncake_jax.instance.telling import copying
 from mooncake_jax.instance.telling import dropped
 from mooncake_jax.model_config import ModelConfig
@@ -34,7 +35,6 @@ from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.store.client import StoreClient
-from mooncake_jax.store.setup import adopt
 from mooncake_jax.store.setup import lose
 from mooncake_jax.store.setup import make_master
 from mooncake_jax.store.setup import segments_of
@@ -293,8 +293,9 @@ class Cluster:
     for name in self.spec.prefill_names:
       for segment in segments_of(self.spec, name):
         if medium(segment) != 'device':
-          found = adopt(self.master, self.backend, segment, block_bytes)
-          self._flow.apply([*self.master.events.stored(found, now_s)])
+          self._flow.apply(
+            adopted(self.master, self.backend, segment, block_bytes, now_s)
+          )
 
   def _reap(self, now_s: float) -> None:
     """What time alone brings in the store, about once a second: dead puts

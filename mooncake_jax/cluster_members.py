@@ -19,6 +19,7 @@ from mooncake_jax.blocks.layout import KVLayout
 from mooncake_jax.blocks.segments import MEDIA
 from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.events import InstanceDraining
 from mooncake_jax.events import InstanceJoined
@@ -27,6 +28,7 @@ from mooncake_jax.instance.decode import DecodeInstance
 from mooncake_jax.instance.flow import Flow
 from mooncake_jax.instance.prefill import PrefillInstance
 from mooncake_jax.instance.run import Run
+from mooncake_jax.instance.telling import adopted
 from mooncake_jax.instance.telling import copying
 from mooncake_jax.instance.telling import dropped
 from mooncake_jax.request import BlockKey
@@ -73,6 +75,8 @@ class Members:
     self._draining: dict[str, Phase] = {}
     self._gone = {*spec.absent}
     self._coming: set[str] = set()  # as processes that are being started
+    # What lost ones may find again on their SSDs.
+    self._left: dict[str, frozenset[BlockKey]] = {}
     self._changing = backend if isinstance(backend, Changing) else None
     for name in spec.absent:
       self._mark(name, is_gone=True)
@@ -119,6 +123,7 @@ class Members:
     self._draining.pop(name, None)
     self._becoming.pop(name, None)
     self._gone.add(name)
+    self._left[name] = frozenset()
     self._mark(name, is_gone=True)
     with self._flow.turn:
       for run in [*self._flow.runs.values()]:
@@ -137,7 +142,11 @@ class Members:
       elif not is_there and name in self._there:
         if name in self._draining and name not in self._becoming:
           self._let_go(name)  # it was to go: it is not started again
+        ssd = ssd_segment(name)
+        has_ssd = ssd in self._master.segments()
+        kept = frozenset(self._master.inventory(ssd) if has_ssd else ())
         self._forget(name)
+        self._left[name] = kept
 
   def join(self, name: str) -> None:
     """An instance that is absent, lost or drained comes, with empty memory.
@@ -327,7 +336,10 @@ class Members:
     self._flow.apply([InstanceLost(now_s, name)])
 
   def _open(self, name: str) -> None:
-    """Gives it empty memory, and tells that it is there."""
+    """Gives it empty memory, and tells that it is there.
+
+    Of what its process finds on its SSD it has again what it had published.
+    """
     self._gone.discard(name)
     self._coming.discard(name)
     instance = self._flow.prefill.get(name)
@@ -335,8 +347,16 @@ class Members:
       for segment in segments_of(self._spec, name):
         mount(self._master, self._spec, segment, self._layout.block_bytes)
       self._mark(name, is_gone=False)
-    joined = InstanceJoined(self._backend.now_s(), name, self._role(name))
-    self._flow.apply([joined])
+    now_s = self._backend.now_s()
+    self._flow.apply([InstanceJoined(now_s, name, self._role(name))])
+    segment, known = ssd_segment(name), self._left.pop(name, None)
+    is_there = segment in self._master.segments()
+    if self._changing is None or not is_there or not self._spec.reuse:
+      return
+    # What it wrote and had not published may be wrong: it was not judged.
+    size = self._layout.block_bytes
+    found = adopted(self._master, self._backend, segment, size, now_s, known)
+    self._flow.apply(found)
 
   def _mark(self, name: str, is_gone: bool) -> None:
     instance = self._flow.prefill.get(name)

@@ -98,13 +98,8 @@ def _stores(
   spec = experiment.cluster
   if experiment.store is None:
     return []
-  block = BlockFormat(
-    config.num_layers,
-    spec.block_size_tokens,
-    config.num_kv_heads,
-    config.head_dim,
-    jax.numpy.dtype(spec.kv_dtype),
-  )
+  dtype = jax.numpy.dtype(spec.kv_dtype)
+  block = BlockFormat.of(config, spec.block_size_tokens, dtype)
   return [MooncakeSegment(REMOTE, experiment.store, block, spec.mooncake_bytes)]
 
 

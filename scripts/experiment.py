@@ -40,7 +40,8 @@ class Experiment:
       on devices with a process an instance.
     ray: where those processes run, and how they send each other KVCache.
     store: the Mooncake Store that a cluster with `mooncake_bytes` shares with
-      others, on devices; a simulation has its own.
+      others, on devices, be they of one process or of many; a simulation has
+      its own.
     truth: what work really takes in a simulation; None is `costs`, an oracle.
     true_instances: the same for instances that differ; None is `instances`.
     attention: the kernel on devices; see `InstanceSpec`.
@@ -105,7 +106,7 @@ class Experiment:
         )
     self._check_ray()
     self._check_roles()
-    needs_store = self.backend == 'device' and self.cluster.mooncake_bytes > 0
+    needs_store = not self.is_simulated and self.cluster.mooncake_bytes > 0
     if needs_store != (self.store is not None):
       raise ValueError(
         f'Experiment.store={self.store} and ClusterSpec.mooncake_bytes='
@@ -137,8 +138,13 @@ class Experiment:
         "backend='ray' needs a RaySpec, no other takes one"
       )
     cluster = self.cluster
-    if self.backend == 'ray' and (cluster.colocated or cluster.mooncake_bytes):
+    if self.backend == 'ray' and cluster.colocated:
       raise ValueError(
-        f'ClusterSpec.colocated={cluster.colocated}, mooncake_bytes='
-        f"{cluster.mooncake_bytes}: Experiment.backend='ray' has neither"
+        f"ClusterSpec.colocated={cluster.colocated}: Experiment.backend='ray' "
+        'has no pairs'
+      )
+    if self.ray and self.ray.simulated and cluster.mooncake_bytes:
+      raise ValueError(
+        f'ClusterSpec.mooncake_bytes={cluster.mooncake_bytes}: processes of '
+        'RaySpec.simulated=True share no store'
       )

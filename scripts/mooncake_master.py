@@ -50,13 +50,17 @@ class Server:
 
 @contextmanager
 def running_master(
-  lease_s: float = 10.0, client_ttl_s: int = 10, ready_s: float = READY_S
+  lease_s: float = 10.0,
+  client_ttl_s: int = 10,
+  ready_s: float = READY_S,
+  port: int = 0,
 ) -> Iterator[Server]:
-  """A master on a free port.
+  """A master.
 
   Args:
     lease_s: how long a read or a look-up holds a block.
     client_ttl_s: a member not heard of for so long is gone, with its memory.
+    port: that it listens at; 0 is a free one.
 
   Raises:
     OSError: it can't start or is not ready in `ready_s`; one line says why.
@@ -72,7 +76,7 @@ def running_master(
       f'--client_ttl={client_ttl_s}',
     ]
 
-  with _running('mooncake_master', arguments, ready_s) as server:
+  with _running('mooncake_master', arguments, ready_s, port) as server:
     yield server
 
 
@@ -117,12 +121,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def _running(name: str, arguments, ready_s: float) -> Iterator[Server]:
+def _running(
+  name: str, arguments, ready_s: float, fixed_port: int = 0
+) -> Iterator[Server]:
   path = binary(name)
   until_s = time.monotonic() + ready_s
   with tempfile.NamedTemporaryFile('w+', prefix=f'{name}.') as log:
     for tries_left in reversed(range(TRIES)):
-      port = free_port()
+      port = fixed_port or free_port()
       process = subprocess.Popen(
         [str(path), *arguments(port)], stdout=log, stderr=log
       )

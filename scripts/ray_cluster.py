@@ -17,6 +17,8 @@ from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.token import require_token
 from mooncake_jax.distributed.worker import WorkerSpec
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.transfer.mooncake_client import reach
+from mooncake_jax.transfer.mooncake_source import MooncakeSource
 from scripts.device import instance_specs
 from scripts.device import start_jax
 from scripts.experiment import Experiment
@@ -36,10 +38,13 @@ def ray_backend(
   """Has each instance load and compile in a process of its own.
 
   Raises:
-    RuntimeError: an instance can't start.
+    RuntimeError: an instance can't start, or the store is not there.
   """
   assert experiment.ray is not None
   require_token()
+  if experiment.store is not None:
+    # Instances wait for a store; this one may be the wrong address.
+    reach(experiment.store.master, experiment.store.timeout_s)
   from mooncake_jax.distributed.backend import RayBackend  # brings Ray
 
   begun_s = time.perf_counter()
@@ -63,11 +68,11 @@ def _tell_tenths(there: int, wanted: int) -> None:
 def worker_specs(
   experiment: Experiment, config: ModelConfig
 ) -> Sequence[ProcessSpec]:
-  """A process an instance; each reads the checkpoint itself, if it computes."""
+  """A process an instance."""
   assert experiment.ray is not None
   if experiment.ray.simulated:
     return _simulated(experiment, config, experiment.ray)
-  return _on_devices(experiment, config, experiment.ray)
+  return on_devices(experiment, config)
 
 
 def _simulated(
@@ -90,15 +95,18 @@ def _simulated(
   ]
 
 
-def _on_devices(
-  experiment: Experiment, config: ModelConfig, spec: RaySpec
-) -> list[WorkerSpec]:
+def on_devices(experiment: Experiment, config: ModelConfig) -> list[WorkerSpec]:
+  """Prefill instances first; each reads the checkpoint itself."""
+  assert experiment.ray is not None
   cluster, model = experiment.cluster, experiment.model
   scales = measured_scales(model, cluster.kv_dtype)
   instances = [
     replace(instance, attention=experiment.attention)
     for instance in instance_specs(cluster, config)
   ]
+  store = None
+  if experiment.store is not None:
+    store = MooncakeSource(experiment.store, cluster.mooncake_bytes)
   names, secret = [i.name for i in instances], secrets.token_hex(32)
   return [
     WorkerSpec(
@@ -108,9 +116,10 @@ def _on_devices(
       tuple(name for name in names if name != instance.name),
       partial(model.load_params, scales=scales),
       cluster.kv_dtype,
-      spec.wire,
+      experiment.ray.wire,
       secret,
       partial(start_jax, instance.num_devices * instance.num_stages),
+      store,
     )
     for instance in instances
   ]

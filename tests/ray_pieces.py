@@ -24,6 +24,7 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.spec import WireSpec
 from mooncake_jax.distributed.token import require_token
+from mooncake_jax.distributed.worker import StoreSource
 from mooncake_jax.distributed.worker import WorkerSpec
 from mooncake_jax.events import Event
 from mooncake_jax.events import InstanceLost
@@ -44,12 +45,14 @@ BACK_S = 90.0  # for a process to start, on a machine with much else to do
 
 
 @contextmanager
-def ray_cluster(cluster=SPEC, spec: RaySpec = RAY) -> Iterator['RayBackend']:
+def ray_cluster(
+  cluster=SPEC, spec: RaySpec = RAY, store: StoreSource | None = None
+) -> Iterator['RayBackend']:
   """Each instance that is not absent in a process; ends them."""
   require_token()
   from mooncake_jax.distributed.backend import RayBackend
 
-  layout, workers = cluster.layout(MODEL), worker_specs(cluster)
+  layout, workers = cluster.layout(MODEL), worker_specs(cluster, store)
   with RayBackend(layout, workers, spec, absent=cluster.absent) as made:
     yield made
   # Ray does not wait for the processes that it ends.
@@ -58,7 +61,9 @@ def ray_cluster(cluster=SPEC, spec: RaySpec = RAY) -> Iterator['RayBackend']:
     gc.collect()
 
 
-def worker_specs(cluster=SPEC) -> list[WorkerSpec]:
+def worker_specs(
+  cluster=SPEC, store: StoreSource | None = None
+) -> list[WorkerSpec]:
   instances = instance_specs(cluster, MODEL)
   names = [instance.name for instance in instances]
   return [
@@ -73,6 +78,7 @@ def worker_specs(cluster=SPEC) -> list[WorkerSpec]:
       'secret',
       # As many as in the tests' process: so what that has compiled is found.
       partial(start_jax, 8),
+      store,
     )
     for instance in instances
   ]
@@ -112,7 +118,7 @@ class Watch:
 def serve_watched(requests, cluster: Cluster, watch: Watch):
   """Serves requests from now on; nothing may be left when all is over."""
   conductor, now_s = (
-    make_conductor(SPEC, max_attempts=5),
+    make_conductor(cluster.spec, max_attempts=5),
     cluster.backend.now_s(),
   )
   for inventory in cluster.inventories():

@@ -7,13 +7,17 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_pieces import LAYOUT
+from mooncake_jax.backend import BlockOps
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.segments import ARRIVALS
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import WIRE
 from mooncake_jax.distributed.commands import Cancel
+from mooncake_jax.distributed.legs import by_instance
 from mooncake_jax.distributed.legs import legs_of
 from mooncake_jax.distributed.legs import sent_as
 from mooncake_jax.distributed.work import Following
@@ -28,13 +32,18 @@ def ops(draw) -> TransferOp:
   count = draw(st.integers(1, 20))
   pages = tuple(range(1, count + 1))
 
-  def side(replica_id: int):
+  def side(replica_id: int, may_be_shared=False):
     name = draw(NAMES)
+    if may_be_shared and draw(st.booleans()):
+      return Replica(REMOTE, replica_id, b'k')
     if draw(st.booleans()):
       return DevicePages(name, pages)
     return Replica(name + draw(st.sampled_from(['', '/ssd'])), replica_id, b'k')
 
-  return TransferOp(side(1), side(2), 0, 2, 64 * count)
+  src, dst = side(1), side(2, may_be_shared=True)
+  if draw(st.booleans()):
+    src, dst = dst, src
+  return TransferOp(src, dst, 0, 2, 64 * count)
 
 
 @given(st.lists(ops(), max_size=8))
@@ -56,7 +65,7 @@ def test_every_byte_leaves_once_and_arrives_once(transfer):
       for side in (op.src, op.dst):  # no instance is told of another's memory
         if isinstance(side, DevicePages):
           assert side.instance == name
-        else:
+        elif side.segment != REMOTE:  # which is everybody's
           assert side.segment.endswith((WIRE, ARRIVALS)) or (
             side.segment.partition('/')[0] == name
           )
@@ -103,6 +112,28 @@ def test_a_work_is_at_home_where_it_ends():
   )
   assert home(op(p0, Replica('p0', 3, b''))) == 'p0'
   assert home(op(p0, d0), op(d0, p1)) is None
+  shared = Replica(REMOTE, 4, b'')
+  assert home(op(shared, p0), op(Replica('p0', 2, b''), p0)) == 'p0'
+  assert home(op(Replica('p0/ssd', 2, b''), shared)) == 'p0'
+
+
+def test_blocks_of_the_shared_store_are_read_and_put_in_one_value():
+  replicas = [Replica(REMOTE, 1, b'k'), Replica('p0/ssd', 2, b'l')]
+  pages, layout = DevicePages('p0', (1, 2, 3, 4)), LAYOUT
+  for some in (replicas, replicas[:1]):
+    ops = BlockOps(layout, pages, some, range(len(some)), are_puts=False)
+    assert legs_of(ops, itertools.count(), SIZES)['p0'].ops is ops
+  far = [replicas[0], Replica('p1', 3, b'm')]
+  ops = BlockOps(layout, pages, far, (0, 1), are_puts=False)
+  legs = legs_of(ops, itertools.count(), SIZES)
+  num_parts = len(layout.layer_ranges)
+  assert [len(legs[n].ops) for n in ('p0', 'p1')] == [2 * num_parts, num_parts]
+
+
+def test_who_may_have_put_or_read_a_block_is_told_to_forget_it():
+  shared, own = Replica(REMOTE, 1, b'k'), Replica('p1/ssd', 2, b'l')
+  told = by_instance([shared, own], ('p0', 'p1'))
+  assert told == {'p0': [shared], 'p1': [shared, own]}
 
 
 def test_a_chunk_is_not_told_of_before_the_fetch_that_it_follows():

@@ -5,20 +5,25 @@ from contextlib import contextmanager
 import os
 import signal
 import sys
+import threading
 import time
 
 import pytest
 
 from mooncake_jax.transfer import mooncake_client
 from mooncake_jax.transfer.mooncake_client import import_wheel
+from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from mooncake_jax.transfer.mooncake_errors import BlockMissing
 from mooncake_jax.transfer.mooncake_errors import MooncakeError
 from mooncake_jax.transfer.mooncake_errors import StoreTimeout
 from mooncake_jax.transfer.mooncake_errors import StoreUnreachable
+from mooncake_jax.transfer.mooncake_store import MooncakeSegment
+from scripts.mooncake_master import free_port
 from scripts.mooncake_master import main
 from scripts.mooncake_master import running_master
 from scripts.mooncake_master import running_storage
 from scripts.mooncake_master import Server
+from tests.mooncake_pieces import BLOCK
 from tests.mooncake_pieces import is_right
 from tests.mooncake_pieces import MIB
 from tests.mooncake_pieces import open_segment
@@ -127,6 +132,53 @@ def test_a_member_killed_while_it_puts_leaves_no_wrong_block(master, segment):
       found = [_find(segment, number) for number in numbers]
       assert not found[-1]
       put(segment, numbers[-1], replica_id=-turn - 1)
+
+
+def test_who_waits_for_a_store_has_nothing_until_it_is_there():
+  address = f'127.0.0.1:{free_port()}'
+  with pytest.raises(StoreUnreachable):
+    open_segment(address, timeout_s=LIMIT_S)
+  config = MooncakeConfig(address, timeout_s=LIMIT_S, pause_s=0.05)
+  segment = MooncakeSegment('mooncake', config, BLOCK, 1 << 40, waits=True)
+  for _ in range(3):
+    with within(0.0), pytest.raises(StoreUnreachable, match='not joined'):
+      segment.exists([replica_of(1).key])
+    with within(0.0), pytest.raises(StoreUnreachable):
+      put(segment, 1)
+    with within(0.0), pytest.raises(StoreUnreachable):
+      read(segment, 1)
+    time.sleep(0.1)
+  assert not segment.used_bytes
+  port, until_s = int(address.rpartition(':')[2]), time.monotonic() + 20
+  with running_master(port=port) as master:
+    with running_storage(master.address, 16 * MIB):
+      while not _there(segment):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+      put(segment, 1, replica_id=-1)
+      assert is_right(read(segment, 1, replica_id=-2), 1)
+    segment.close()
+
+
+def test_who_waits_in_vain_leaves_nothing_open():
+  config = MooncakeConfig(f'127.0.0.1:{free_port()}', pause_s=0.01)
+  segment = MooncakeSegment('mooncake', config, BLOCK, 1 << 40, waits=True)
+  for _ in range(5):
+    assert not _there(segment)
+    time.sleep(0.02)
+  segment.close()
+  assert not _there(segment)
+  until_s = time.monotonic() + 10
+  while any(t.name.startswith('mooncake-join') for t in threading.enumerate()):
+    assert time.monotonic() < until_s
+    time.sleep(0.01)
+
+
+def _there(segment) -> bool:
+  try:
+    return segment.exists([replica_of(1).key]) == [False]
+  except StoreUnreachable:
+    return False
 
 
 def _find(segment, number: int) -> bool:

@@ -108,6 +108,17 @@ def test_a_block_is_there_when_all_its_parts_are(segment: MooncakeSegment):
   assert segment.exists([replica.key]) == [True]
 
 
+def test_numbers_may_be_given_anew_after_a_reset(segment: MooncakeSegment):
+  for number in (1, 2):
+    put(segment, number)
+  segment.read(replica_of(1), (0, 2))  # the rest is kept for who asks next
+  segment.reset()
+  assert not segment.used_bytes
+  assert is_right(read(segment, 2, replica_id=1), 2)
+  put(segment, 3, replica_id=2)
+  assert is_right(read(segment, 1, replica_id=3), 1)
+
+
 def test_a_part_of_another_block_is_refused(segment: MooncakeSegment):
   half = block_of(1)[:2].astype(np.float16)
   with pytest.raises(ValueError, match='float16'):

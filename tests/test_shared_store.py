@@ -272,7 +272,7 @@ def test_no_request_waits_for_a_slow_store_beyond_its_patience():
 
 def test_a_cluster_without_a_store_asks_none():
   class Mute(VirtualBackend):
-    def probe(self, segment, keys, deadline_s):
+    def probe(self, instance, segment, keys, deadline_s):
       raise AssertionError(f'{segment} was asked')
 
   cluster = Cluster(

@@ -19,6 +19,7 @@ from engine_pieces import tiny_spec
 from mooncake_jax.backend import DevicePages
 from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
+from mooncake_jax.distributed.handover import Estate
 from mooncake_jax.engine.warmup import warmup
 
 PAGES = tuple(range(1, 9))
@@ -285,6 +286,26 @@ def test_parts_are_adopted_whatever_ranges_they_are_asked_for_in(tmp_path):
     desk.move(again, DevicePages('a', (20, 21)))
     here = host_bytes(desk, DevicePages('a', (20, 21)))
     np.testing.assert_array_equal(here, expected)
+
+
+def test_the_next_driver_is_told_of_what_was_adopted_and_not_used(tmp_path):
+  with tiny_backend(ssd_spec('a', tmp_path)) as backend:
+    desk = Desk(backend)
+    for i in (1, 2, 3):
+      desk.move(DevicePages('a', (1, 2)), ssd('a', i))
+  with tiny_backend(ssd_spec('a', tmp_path)) as backend:
+    desk, estate = Desk(backend), Estate(backend)
+    assert {k for k, _ in estate.blocks('a/ssd')} == {key(1), key(2), key(3)}
+    read, gone = ssd('a', 71)._replace(key=key(1)), ssd('a', 72)
+    gone = gone._replace(key=key(2))
+    estate.claim(ops_of(read, DevicePages('a', (3, 4))))
+    desk.move(read, DevicePages('a', (3, 4)))
+    estate.forget([gone])
+    backend.drop((gone,))
+    estate.hand_over()
+    assert {k for k, _ in estate.blocks('a/ssd')} == {key(1), key(3)}
+    left = ssd('a', 80)._replace(key=key(3))
+    desk.move(left, DevicePages('a', (3, 4)))
 
 
 def test_a_bad_part_in_host_memory_is_found_where_all_are_checked(tmp_path):

@@ -15,6 +15,7 @@ from typing import cast
 
 import ray
 
+from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
@@ -72,8 +73,13 @@ class InstanceActor:
     for each in self._all:
       each.set_clock(ahead_s)
 
-  def adopt(self, instance: str, segment: str) -> list[tuple[BlockKey, int]]:
-    return self._instances[instance].adopt(segment)
+  def left(self) -> dict[str, list[tuple[BlockKey, int]]]:
+    """What an earlier process or driver left, by segment."""
+    return {
+      segment: each.adopt(segment)
+      for name, each in self._instances.items()
+      for segment in (name, ssd_segment(name))
+    }
 
   def holdings(self, instance: str) -> Holdings:
     return self._instances[instance].holdings()

@@ -29,6 +29,7 @@ from mooncake_jax.distributed import commands as c
 from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.crew import Crew
 from mooncake_jax.distributed.handover import Heard
+from mooncake_jax.distributed.legs import by_instance
 from mooncake_jax.distributed.legs import legs_of
 from mooncake_jax.distributed.member import Joined
 from mooncake_jax.distributed.member import Lost
@@ -38,10 +39,9 @@ from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.work import failed
 from mooncake_jax.distributed.work import Following
 from mooncake_jax.distributed.work import Work
+from mooncake_jax.engine.progress import MAX_FAILED
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.page_copies import copy_sizes
-
-MAX_FAILED = 1 << 14  # works whose failure is remembered
 
 
 class RayBackend:
@@ -81,6 +81,7 @@ class RayBackend:
     self._ready: list[Completion] = []
     self._changes: list[MemberChange] = []
     self._instances = {w.name: w for w in workers}
+    self._sharing = [w.name for w in workers if w.can_be('prefill')]
     self._absent = frozenset(absent)
     self._start_limit_s = spec.start_s
     self.crew = Crew(workers, spec, absent, on_start)
@@ -123,17 +124,13 @@ class RayBackend:
     self, instance: str, work: PrefillChunk, after: tuple[WorkId, ...] = ()
   ) -> WorkId:
     """See `Backend`."""
-    self._check(instance)
     work_id = next(self._ids)
-    command = c.Prefill(work_id, work, after)
-    return self._open(Work(work_id, {instance: command}), after)
+    return self._open_at(instance, c.Prefill(work_id, work, after), after)
 
   def decode(self, instance: str, batch: DecodeBatch, max_steps: int) -> WorkId:
     """See `Backend`."""
-    self._check(instance)
     work_id = next(self._ids)
-    command = c.Decode(work_id, batch, max_steps)
-    return self._open(Work(work_id, {instance: command}), ())
+    return self._open_at(instance, c.Decode(work_id, batch, max_steps))
 
   def transfer(
     self,
@@ -156,10 +153,7 @@ class RayBackend:
 
   def drop(self, replicas: tuple[Replica, ...]) -> None:
     """See `Backend`."""
-    by_owner: dict[str, list[Replica]] = {}
-    for replica in replicas:
-      by_owner.setdefault(owner(replica.segment), []).append(replica)
-    for name, gone in by_owner.items():
+    for name, gone in by_instance(replicas, self._sharing).items():
       self._tell(name, c.Forget(tuple(gone)))
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
@@ -168,10 +162,15 @@ class RayBackend:
     return self.crew.adopt(segment)
 
   def probe(
-    self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
+    self,
+    instance: str,
+    segment: str,
+    keys: tuple[BlockKey, ...],
+    deadline_s: float,
   ) -> WorkId:
-    """No store is shared with others here."""
-    raise ValueError(f'no store {segment!r}: processes share none')
+    """See `Backend`."""
+    work_id = next(self._ids)
+    return self._open_at(instance, c.Probe(work_id, segment, keys, deadline_s))
 
   def link_uses(self) -> dict[tuple[str, str], LinkUse]:
     """See `Backend`; ('wire', name) leads into another process.
@@ -246,6 +245,13 @@ class RayBackend:
     self.crew.close()
 
   # Works.
+
+  def _open_at(
+    self, instance: str, command: c.Starting, after: tuple[WorkId, ...] = ()
+  ) -> WorkId:
+    """`_open` of a work of one instance."""
+    self._check(instance)
+    return self._open(Work(command.work_id, {instance: command}), after)
 
   def _open(self, work: Work, after: tuple[WorkId, ...]) -> WorkId:
     """Starts a work, or notes what it waits for first."""

@@ -18,6 +18,7 @@ from mooncake_jax.backend import Replica
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.backend import WorkId
 from mooncake_jax.distributed.channel import Address
+from mooncake_jax.request import BlockKey
 
 
 @dataclass(slots=True)
@@ -43,6 +44,16 @@ class Transfer:
   priority: int
   deadline_s: float
   after: tuple[WorkId, ...] = ()
+
+
+@dataclass(slots=True)
+class Probe:
+  """Asks the store that all instances share."""
+
+  work_id: WorkId
+  segment: str
+  keys: tuple[BlockKey, ...]
+  deadline_s: float
 
 
 @dataclass(slots=True)
@@ -108,11 +119,11 @@ class LetGo:
   why: str
 
 
+# What starts a work and ends with a completion.
+Starting = Prefill | Decode | Transfer | Probe
 Command = (
   Begin
-  | Prefill
-  | Decode
-  | Transfer
+  | Starting
   | Cancel
   | Forget
   | Miss
@@ -149,7 +160,7 @@ class Holdings(NamedTuple):
   Attributes:
     num_works: under way.
     buffer_bytes: of transfers: arrived, staged or read, and not moved on.
-    segment_bytes: of blocks, by segment.
+    segment_bytes: of blocks, by its own segments.
     num_threads, num_arrays, rss_bytes: of the process; arrays on devices or
       pinned.
   """

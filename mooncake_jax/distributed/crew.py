@@ -19,8 +19,8 @@ import ray
 from ray.exceptions import RayError
 
 from mooncake_jax.backend import LinkUse
-from mooncake_jax.blocks.segments import medium
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.launching import CALL_S
@@ -78,17 +78,16 @@ class Crew:
     self._launching: dict[str, Any] = {}
     self._starters: dict[str, threading.Thread] = {}
     self._looked_s = time.monotonic()
-    self._adopted: set[str] = set()  # segments
     try:
-      self._taken_over = self._start_all(on_start)
+      self._start_all(on_start)
     except BaseException:
       self._shut_down()
       raise
     self._thread = threading.Thread(target=self._main, name='crew', daemon=True)
     self._thread.start()
 
-  def _start_all(self, on_start: Callable[[int, int], None]) -> frozenset[str]:
-    """Has all that are wanted; returns those that an earlier driver left."""
+  def _start_all(self, on_start: Callable[[int, int], None]) -> None:
+    """Has all that are wanted, those too that an earlier driver left."""
     left = self._launcher.take_over(self._wanted)
     actors = {
       process: left.get(process) or self._launcher.launch(process)
@@ -99,7 +98,6 @@ class Crew:
       self._members[process] = meet(process, actor, self._spec.start_s)
       on_start(len(self._members), len(actors))
     self._known = {**self._members}
-    return frozenset(left)
 
   @property
   def addresses(self) -> dict[str, Address]:
@@ -111,11 +109,13 @@ class Crew:
   def link_uses(self, start_s: float) -> dict[tuple[str, str], LinkUse]:
     """What instances told last of their links in the run that began then."""
     with self._changed:
-      told = [r for m in self._members.values() for r in m.last.values()]
+      told = [each for m in self._members.values() for each in m.last.items()]
     now: dict[tuple[str, str], LinkUse] = {}
-    for report in told:
+    for name, report in told:
       if report.start_s == start_s:
-        for link, use in report.link_uses.items():
+        for (kind, whose), use in report.link_uses.items():
+          # Each has its own way to the store that no instance owns.
+          link = kind, name if whose == REMOTE else whose
           old = now.get(link, LinkUse(0, 0.0))
           now[link] = LinkUse(
             old.num_bytes + use.num_bytes, old.used_s + use.used_s
@@ -174,12 +174,8 @@ class Crew:
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """What an earlier process or driver left there; told once."""
-    name = owner(segment)
-    is_left = medium(segment) == 'ssd' or self._home[name] in self._taken_over
-    if segment in self._adopted or not is_left:
-      return []
-    self._adopted.add(segment)
-    return self.ask('adopt', segment, names=[name]).get(name, [])
+    member = self._known.get(self._home[owner(segment)])
+    return [] if member is None else member.left.pop(segment, [])
 
   @property
   def process_ids(self) -> dict[str, int]:

@@ -22,6 +22,7 @@ from mooncake_jax.request import BlockKey
 
 if TYPE_CHECKING:  # which brings JAX
   from mooncake_jax.engine.device import DeviceBackend
+  from mooncake_jax.transfer.far import SharedSegment
 
 KEPT = ('host', 'ssd')  # media that a driver's end does not empty
 Named = tuple[str, BlockKey]  # a segment and what lies there
@@ -30,14 +31,18 @@ Named = tuple[str, BlockKey]  # a segment and what lies there
 class Estate:
   """Blocks of one worker. Its loop thread calls."""
 
-  def __init__(self, backend: 'DeviceBackend'):
-    """Starts with none; the backend has one instance."""
+  def __init__(
+    self, backend: 'DeviceBackend', stores: Sequence['SharedSegment'] = ()
+  ):
+    """Starts with none; the backend has one instance, and uses the stores."""
     (self._name,) = backend.instances
     self._backend = backend
+    self._stores = stores
     self._written: list[tuple[int, Sequence[Replica]]] = []
     self._published: dict[Named, Replica] = {}
     self._unclaimed: dict[Named, Replica] = {}
     self._ids = itertools.count(-1, -1)  # none that a Master gives
+    self._looked_at: set[str] = set()
 
   def wrote(self, replicas: Sequence[Replica], report: int) -> None:
     """A transfer wrote them whole, which the report of that number tells."""
@@ -65,6 +70,8 @@ class Estate:
   def hand_over(self) -> None:
     """Drops all but what was published, which waits for its next numbers."""
     self._written.clear()
+    for store in self._stores:
+      store.reset()
     olds = [*self._published.values()]
     kept = [r._replace(replica_id=next(self._ids)) for r in olds]
     self._backend.instances[self._name].keep_only(
@@ -79,7 +86,15 @@ class Estate:
     self._unclaimed = {**self._published}
 
   def blocks(self, segment: str) -> list[tuple[BlockKey, int]]:
-    """See `Backend.adopt`: what was handed over of a segment."""
+    """See `Backend.adopt`: what was handed over of a segment.
+
+    Or, when it is asked for the first time, what lies on the medium.
+    """
+    if segment not in self._looked_at:
+      self._looked_at.add(segment)
+      for key, _ in self._backend.adopt(segment):
+        found = Replica(segment, next(self._ids), key)
+        self._published[segment, key] = self._unclaimed[segment, key] = found
     size = self._backend.layout.block_bytes
     return [(key, size) for place, key in self._unclaimed if place == segment]
 

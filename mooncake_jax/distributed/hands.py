@@ -96,7 +96,7 @@ class Hands(Generic[AnyBackend]):
     self._writes: dict[WorkId, list[Replica]] = {}
     self._driver = ''
     self._heard_s = self._told_s = time.monotonic()
-    self._has_worked, self._is_taken, self._let_go_why = False, True, ''
+    self._is_taken, self._let_go_why = True, ''
     self._thread = threading.Thread(
       target=self._main, name=f'{instance}-loop', daemon=True
     )
@@ -172,8 +172,6 @@ class Hands(Generic[AnyBackend]):
 
   def adopt(self, segment: str) -> list[tuple[BlockKey, int]]:
     """See `Backend`; before any work, or after `take_over`."""
-    if not self._has_worked:
-      return self.backend.adopt(segment)
     return [] if self.estate is None else self.estate.blocks(segment)
 
   def end(self) -> None:
@@ -259,7 +257,7 @@ class Hands(Generic[AnyBackend]):
   def _carry_out(self, command: c.Command) -> None:
     backend = self.backend
     match command:
-      case c.Prefill() | c.Decode() | c.Transfer():
+      case c.Prefill() | c.Decode() | c.Transfer() | c.Probe():
         self._start(command)
       case c.Cancel():
         if (work_id := self._local.get(command.work_id)) is not None:
@@ -284,9 +282,9 @@ class Hands(Generic[AnyBackend]):
         self._restart(command.start_s)
         self._start_s = command.start_s
 
-  def _start(self, command: c.Prefill | c.Decode | c.Transfer) -> None:
+  def _start(self, command: c.Starting) -> None:
     """Starts a work; one that can't start ends as 'failed'."""
-    work_id, self._has_worked = command.work_id, True
+    work_id = command.work_id
     try:
       if isinstance(command, c.Transfer):
         self._incoming[work_id] = arriving(command.ops)
@@ -301,7 +299,7 @@ class Hands(Generic[AnyBackend]):
     else:
       self._names[local], self._local[work_id] = work_id, local
 
-  def _started(self, command: c.Prefill | c.Decode | c.Transfer) -> WorkId:
+  def _started(self, command: c.Starting) -> WorkId:
     backend, name = self.backend, self.instance
     match command:
       case c.Prefill():
@@ -314,6 +312,9 @@ class Hands(Generic[AnyBackend]):
         return backend.transfer(
           command.ops, command.priority, command.deadline_s, after
         )
+      case c.Probe():
+        keys, deadline_s = command.keys, command.deadline_s
+        return backend.probe(name, command.segment, keys, deadline_s)
 
   def _known(self, after: tuple[WorkId, ...]) -> tuple[WorkId, ...]:
     """By this backend's numbers; those long ended have completed.

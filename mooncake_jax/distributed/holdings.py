@@ -7,7 +7,7 @@ import threading
 
 import jax
 
-from mooncake_jax.blocks.segments import WIRE
+from mooncake_jax.blocks.segments import medium
 from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.transfer.arrivals import Arrivals
@@ -25,7 +25,7 @@ def holdings_of(
   ]
   segments = [
     *(i.segment for i in instances),
-    *(t.segment for t in tiers if not t.segment.name.endswith(WIRE)),
+    *(t.segment for t in tiers if medium(t.segment.name) != 'remote'),
   ]
   pages = int(Path('/proc/self/statm').read_text().split()[1])
   return Holdings(

@@ -4,6 +4,7 @@
 An op within an instance is one op there. One between two is two ops of one
 number: out of its source into a wire, where its source is, and out of what
 arrives into its destination. Pages go in as many ops as they are copied in.
+Blocks of a store that no instance owns are one op at whoever has the other end.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from mooncake_jax.backend import Status
 from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.segments import ARRIVALS
 from mooncake_jax.blocks.segments import owner
+from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.blocks.segments import WIRE
 from mooncake_jax.blocks.segments import wire_segment
 from mooncake_jax.transfer.page_copies import split_pages
@@ -65,6 +67,22 @@ def place(side: DevicePages | Replica) -> str:
   return side.instance if isinstance(side, DevicePages) else owner(side.segment)
 
 
+def by_instance(
+  replicas: Sequence[Replica], sharing: Sequence[str]
+) -> dict[str, list[Replica]]:
+  """Replicas by who may have put or read them there.
+
+  Args:
+    sharing: the instances that use the store of all.
+  """
+  found: dict[str, list[Replica]] = {}
+  for replica in replicas:
+    name = owner(replica.segment)
+    for each in sharing if name == REMOTE else (name,):
+      found.setdefault(each, []).append(replica)
+  return found
+
+
 def legs_of(
   ops: Sequence[TransferOp],
   numbers: Iterator[int],
@@ -77,9 +95,9 @@ def legs_of(
     copy_sizes: numbers of pages that are copied at once; has 1.
   """
   if isinstance(ops, BlockOps):
-    owners = {*map(owner, ops.segments)}
-    if owners == {ops.pages.instance}:
-      return {ops.pages.instance: Leg(ops, only_receives=False)}
+    home = ops.pages.instance
+    if ops.segments and {*map(owner, ops.segments)} <= {home, REMOTE}:
+      return {home: Leg(ops, only_receives=False)}
   legs: dict[str, tuple[list[TransferOp], Leg]] = {}
 
   def add(instance: str, op: TransferOp, index: int) -> Leg:
@@ -94,8 +112,9 @@ def legs_of(
 
   for index, op in enumerate(ops):
     source, target = place(op.src), place(op.dst)
-    if source == target:
-      add(source, op, index).only_receives = False
+    if source == target or REMOTE in (source, target):
+      home = target if source == REMOTE else source
+      add(home, op, index).only_receives = False
       continue
     for piece in _pieces(op, copy_sizes):
       number = next(numbers)

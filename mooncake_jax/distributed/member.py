@@ -15,6 +15,7 @@ from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Report
 from mooncake_jax.distributed.hands import ping
 from mooncake_jax.distributed.launching import CALL_S
+from mooncake_jax.request import BlockKey
 
 PINGS = 16
 
@@ -43,6 +44,7 @@ class Member:
   Attributes:
     process: the name of its first instance.
     addresses: where its instances listen, by name.
+    left: blocks that they found of an earlier process or driver, by segment.
     last: what they told last.
   """
 
@@ -51,6 +53,7 @@ class Member:
   addresses: Mapping[str, Address]
   process_id: int
   heard_s: float
+  left: dict[str, list[tuple[BlockKey, int]]]
   last: dict[str, Report] = field(default_factory=dict)
 
 
@@ -67,9 +70,10 @@ def meet(process: str, actor: Any, patience_s: float) -> Member:
     )
     ray.get(actor.set_clock.remote(ahead_s), timeout=CALL_S)
     process_id: Any = ray.get(actor.process_id.remote(), timeout=CALL_S)
+    left: Any = ray.get(actor.left.remote(), timeout=patience_s)
   except RayError as error:
     ray.kill(actor)
     why = 'it took too long' if isinstance(error, GetTimeoutError) else error
     raise RuntimeError(f'instance {process!r} did not start: {why}') from error
   found = {name: (host, port) for name, (host, port) in addresses.items()}
-  return Member(process, actor, found, process_id, time.monotonic())
+  return Member(process, actor, found, process_id, time.monotonic(), left)

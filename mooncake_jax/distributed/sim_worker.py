@@ -136,7 +136,7 @@ class SimWorker(Hands[PartBackend]):
     )
     self.backend.wake()  # whoever woke the old one
 
-  def _started(self, command: c.Prefill | c.Decode | c.Transfer) -> WorkId:
+  def _started(self, command: c.Starting) -> WorkId:
     local = super()._started(command)
     if isinstance(command, c.Transfer):
       self._outgoing[local] = _outgoing(command)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from functools import partial
 import threading
+from typing import Protocol
 
 import jax
 
@@ -34,8 +35,18 @@ from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.engine.weights import ParamsSource
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.transfer.arrivals import Arrivals
+from mooncake_jax.transfer.entry import BlockFormat
 from mooncake_jax.transfer.far import Job
+from mooncake_jax.transfer.far import SharedSegment
 from mooncake_jax.transfer.far import URGENT
+
+
+class StoreSource(Protocol):
+  """What opens the store that instances share; goes to another process."""
+
+  def open(self, block: BlockFormat, host: str) -> SharedSegment:
+    """A segment 'mooncake' of it, for the process at address `host`."""
+    ...
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,7 @@ class WorkerSpec:
     params: a tree, or what loads one; see `DeviceBackend`.
     prepare: called first of all, before JAX runs there.
     secret: what all workers of the cluster know.
+    store: of all that prefill, and of other clusters.
   """
 
   config: ModelConfig
@@ -59,6 +71,7 @@ class WorkerSpec:
   wire: WireSpec
   secret: str
   prepare: Callable[[], None] = lambda: None
+  store: StoreSource | None = None
 
   @property
   def name(self) -> str:
@@ -108,6 +121,7 @@ class Worker(Hands[DeviceBackend]):
       peer: Wire(peer, spec.wire, self._mover, spec.secret)
       for peer in spec.peers
     }
+    stores = _stores(spec)
     self.backend = DeviceBackend(
       spec.config,
       spec.layout,
@@ -115,10 +129,11 @@ class Worker(Hands[DeviceBackend]):
       spec.params,
       kv_dtype=spec.kv_dtype,
       clock=self.clock_s,
+      stores=stores,
       wires=[*self._wires.values()],
       arrivals=self.arrivals,
     )
-    self.estate = Estate(self.backend)
+    self.estate = Estate(self.backend, stores)
     warmup(self.backend)
     self._shape = PartShape(
       spec.config.num_layers,
@@ -177,3 +192,12 @@ class Worker(Hands[DeviceBackend]):
 
   def _restart(self, start_s: float) -> None:
     self.backend.restart_clock(start_s)
+
+
+def _stores(spec: WorkerSpec) -> list[SharedSegment]:
+  """Only prefill instances read and write there."""
+  if spec.store is None or not spec.can_be('prefill'):
+    return []
+  dtype = jax.numpy.dtype(spec.kv_dtype)
+  block = BlockFormat.of(spec.config, spec.layout.block_size_tokens, dtype)
+  return [spec.store.open(block, spec.wire.bind)]

@@ -254,9 +254,14 @@ class DeviceBackend:
     return self._at(owner(segment)).adopt()
 
   def probe(
-    self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
+    self,
+    instance: str,
+    segment: str,
+    keys: tuple[BlockKey, ...],
+    deadline_s: float,
   ) -> WorkId:
     """See `Backend`; ValueError if there is no such store."""
+    self._at(instance)  # all here have one way there
     if segment not in self._probers:
       raise ValueError(f'no store {segment!r} among {list(self._probers)}')
     with self._opened() as work_id:

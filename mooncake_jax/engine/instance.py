@@ -72,12 +72,8 @@ class Instance:
     is_ticked = spec.executor == 'spmd' and spec.num_stages > 1
     self._start = spmd.start if is_ticked else mpmd.start
     self.segment = HostSegment(spec.name, spec.host_bytes)
-    block = BlockFormat(
-      layout.num_layers,
-      layout.block_size_tokens,
-      config.num_kv_heads,
-      config.head_dim,
-      jax.numpy.dtype(kv_dtype),
+    block = BlockFormat.of(
+      config, layout.block_size_tokens, jax.numpy.dtype(kv_dtype)
     )
     staging = spec.staging_limit(layout.num_layers * layout.token_layer_bytes)
     self.stages: list[Stage] = []

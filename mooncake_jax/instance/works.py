@@ -46,6 +46,7 @@ class Works:
       work.run.works[work] = None
     if isinstance(payload, Probe):
       work.work_id = self._backend.probe(
+        work.instance,
         payload.segment,
         payload.keys,
         self._backend.now_s() + self._spec.probe_timeout_s,

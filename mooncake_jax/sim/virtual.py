@@ -150,9 +150,13 @@ class VirtualBackend:
     return []
 
   def probe(
-    self, segment: str, keys: tuple[BlockKey, ...], deadline_s: float
+    self,
+    instance: str,
+    segment: str,
+    keys: tuple[BlockKey, ...],
+    deadline_s: float,
   ) -> WorkId:
-    assert medium(segment) == 'remote', segment
+    assert medium(segment) == 'remote', (instance, segment)
     work_id, start_s = next(self._ids), self._clock.now_s
     answer_s = start_s + self._costs.transfer_s(0, 'remote_read')
     at_s, late = min(answer_s, deadline_s), answer_s > deadline_s

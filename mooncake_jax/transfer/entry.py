@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import struct
 
 import numpy as np
+import numpy.typing as npt
 
+from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.transfer.checksum import checksum
 from mooncake_jax.transfer.checksum import ChecksumError
 from mooncake_jax.transfer.checksum import raw_bytes
@@ -36,6 +38,14 @@ class BlockFormat:
   num_kv_heads: int
   head_dim: int
   dtype: np.dtype
+
+  @classmethod
+  def of(
+    cls, config: ModelConfig, num_tokens: int, dtype: npt.DTypeLike
+  ) -> 'BlockFormat':
+    """Of a model's blocks of so many tokens."""
+    L, K, H = config.num_layers, config.num_kv_heads, config.head_dim
+    return cls(L, num_tokens, K, H, np.dtype(dtype))
 
   def shape(self, start_layer: int, stop_layer: int) -> tuple[int, ...]:
     """Shape [L, 2, S, K, H] of a part."""

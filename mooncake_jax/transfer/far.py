@@ -111,6 +111,13 @@ class SharedSegment(FarSegment, Protocol):
     """
     ...
 
+  def reset(self) -> None:
+    """Forgets all replicas, whose numbers others may get; blocks stay there.
+
+    Only while no op reads or writes here.
+    """
+    ...
+
 
 @dataclass(frozen=True, eq=False)
 class Job:

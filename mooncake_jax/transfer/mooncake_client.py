@@ -34,6 +34,7 @@ from mooncake_jax.transfer.mooncake_lane import Lane
 T = TypeVar('T')
 LOCAL_BUFFER_BYTES = 16 << 20  # for calls that copy, which we don't make
 KEYS_A_CALL = 512
+LOOPBACK = '127.0.0.1'
 EXTRA = "pip install 'mooncake_jax[mooncake]'"
 LIBRARIES = 'apt-get install libibverbs1 libcurl4 libnuma1'
 
@@ -118,8 +119,9 @@ class MooncakeClient:
       shared = (ctypes.c_ubyte * num_bytes).from_address(address)
       memory = np.ctypeslib.as_array(shared)
     else:
+      host = c.host or LOOPBACK
       code = self._store.setup(
-        c.host,
+        host,
         'P2PHANDSHAKE',  # members find each other: no metadata server
         c.lent_bytes,
         LOCAL_BUFFER_BYTES,
@@ -127,7 +129,7 @@ class MooncakeClient:
         c.devices,
         c.master,
       )
-      _check(code, f'the master at {c.master} takes no member {c.host}')
+      _check(code, f'the master at {c.master} takes no member {host}')
       memory = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
     code = self._store.register_buffer(memory.ctypes.data, num_bytes)
     _check(code, f'{num_bytes=} of memory cannot be registered')

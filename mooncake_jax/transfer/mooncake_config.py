@@ -10,7 +10,8 @@ class MooncakeConfig:
 
   Attributes:
     master: 'host:port' of its master.
-    host: this process's address, as other members reach it.
+    host: this process's address, as other members reach it; None is loopback,
+      or what an instance in a process of its own listens at.
     daemon: 'host:port' of a `mooncake_client` on this host; None makes this
       process a member itself.
     lent_bytes: memory that this process lends to the store, as a member.
@@ -25,7 +26,7 @@ class MooncakeConfig:
   """
 
   master: str
-  host: str = '127.0.0.1'
+  host: str | None = None
   daemon: str | None = None
   lent_bytes: int = 0
   protocol: str = 'tcp'

@@ -33,7 +33,7 @@ class StoreFull(MooncakeError):
   """No memory was found or freed in time."""
 
 
-class StoreUnreachable(MooncakeError):
+class StoreUnreachable(MooncakeError, ConnectionError):
   """The master, or the process that lends the memory, does not answer."""
 
 

@@ -63,6 +63,11 @@ class Reads:
     with self._lock:
       self._reads.pop(replica_id, None)
 
+  def reset(self) -> None:
+    """Forgets all, also what is on its way: others get its numbers."""
+    with self._lock:
+      self._reads = {}
+
   def clear(self) -> None:
     """Forgets all blocks that came; their memory may be needed."""
     self._trim(0)

@@ -23,12 +23,11 @@ from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.entry import BlockFormat
 from mooncake_jax.transfer.far import Layers
 from mooncake_jax.transfer.mooncake_arena import Arena
-from mooncake_jax.transfer.mooncake_arena import slot_stride
 from mooncake_jax.transfer.mooncake_calls import Calls
-from mooncake_jax.transfer.mooncake_client import MooncakeClient
 from mooncake_jax.transfer.mooncake_config import MooncakeConfig
 from mooncake_jax.transfer.mooncake_errors import BlockCorrupt
 from mooncake_jax.transfer.mooncake_errors import error_of
+from mooncake_jax.transfer.mooncake_member import Membership
 from mooncake_jax.transfer.mooncake_object import ObjectFormat
 from mooncake_jax.transfer.mooncake_reads import Reads
 from mooncake_jax.transfer.segment import overlap
@@ -56,29 +55,36 @@ class MooncakeSegment:
     config: MooncakeConfig,
     block: BlockFormat,
     capacity_bytes: int,
+    waits: bool = False,
   ):
     """Joins the store.
 
     Args:
       capacity_bytes: of what is put from here and not dropped.
+      waits: whether one that can't be joined has nothing until it can.
 
     Raises:
-      ImportError, StoreUnreachable, StoreTimeout: see `MooncakeClient`.
+      ImportError, StoreUnreachable, StoreTimeout: see `Membership`.
     """
     self.name = name
     self.capacity_bytes = capacity_bytes
     self._config = config
     self._block = block
     self._object = ObjectFormat(block)
-    stride = slot_stride(self._object.num_bytes)
-    self._client = MooncakeClient(config, stride * config.staging_blocks)
-    self._calls = Calls(self._client)
-    self._arena = Arena(self._client.memory, self._object.num_bytes)
+    self._membership = Membership(config, self._object.num_bytes, waits)
     self._reads = Reads(config.staging_blocks // 2)
     self._lock = threading.Lock()
     self._blocks: dict[int, _Block] = {}
     self._dropped: set[BlockKey] = set()
     self._used_bytes = 0
+
+  @property
+  def _calls(self) -> Calls:
+    return self._membership.get().calls
+
+  @property
+  def _arena(self) -> Arena:
+    return self._membership.get().arena
 
   @property
   def used_bytes(self) -> int:
@@ -155,6 +161,12 @@ class MooncakeSegment:
       keys, self._dropped = self._dropped, set()
     self.remove([*keys])
 
+  def reset(self) -> None:
+    """See `SharedSegment`."""
+    self._reads.reset()
+    with self._lock:
+      self._blocks, self._used_bytes = {}, 0
+
   def exists(
     self, keys: Sequence[BlockKey], timeout_s: float | None = None
   ) -> list[bool]:
@@ -174,7 +186,7 @@ class MooncakeSegment:
   def close(self) -> None:
     """Leaves the store; arrays that were read stay valid."""
     self._reads.clear()
-    self._client.close(lambda: self._arena.num_free == self._arena.num_slots)
+    self._membership.close()
 
   def _hold(self, replica: Replica, part: Part) -> list[Part] | None:
     """Keeps a part; returns all of them if they are the whole block."""
@@ -221,9 +233,10 @@ class MooncakeSegment:
     raise BlockCorrupt(f'{title}: {why}; removed')
 
   def _take_slot(self) -> np.ndarray:
-    if not self._arena.num_free:
+    arena = self._arena
+    if not arena.num_free:
       self._reads.clear()
-    return self._arena.take(self._config.timeout_s)
+    return arena.take(self._config.timeout_s)
 
   def _title(self, replica: Replica) -> str:
     return f'segment {self.name!r} replica {replica.replica_id}'

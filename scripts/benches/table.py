@@ -22,6 +22,7 @@ from scripts.benches.policies import policies
 from scripts.benches.prefill import prefill
 from scripts.benches.quantized import quantized
 from scripts.benches.rows import Row
+from scripts.benches.shared import shared
 from scripts.benches.sim import sim
 from scripts.benches.soak import soak
 from scripts.benches.ssd import ssd
@@ -44,7 +45,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
   'quantized': quantized,
   'store': lambda quick: [*steady(quick), *store(quick)],
   'transfer': lambda quick: [*transfer(quick), *ssd(quick)],
-  'mooncake': mooncake_rows,
+  'mooncake': lambda quick: [*mooncake_rows(quick), *shared(quick)],
   'overlap': overlap,
   'streaming': streaming,
   'master': master,
