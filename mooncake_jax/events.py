@@ -6,6 +6,7 @@ attempt is dropped by whoever reads it.
 """
 
 from dataclasses import dataclass
+from dataclasses import field
 
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.request import BlockKey
@@ -119,7 +120,19 @@ class Preempted(RequestEvent):
 
 
 @dataclass(frozen=True)
-class Cancelled(RequestEvent):
+class Stopped(RequestEvent):
+  """Base of ends that may come in the middle of a prefill.
+
+  `computed_tokens` and `prefill_s` are of its chunks that had ended, as in the
+  `PrefillDone` that will not come; 0 where it came, or no chunk ended.
+  """
+
+  computed_tokens: int = field(default=0, kw_only=True)
+  prefill_s: float = field(default=0.0, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Cancelled(Stopped):
   """Its client went away."""
 
 
@@ -139,7 +152,7 @@ class Finished(RequestEvent):
 
 
 @dataclass(frozen=True)
-class Failed(RequestEvent):
+class Failed(Stopped):
   """This try will not finish, for `reason`.
 
   `retryable`: `instance` is to blame, so another may still serve it.

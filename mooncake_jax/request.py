@@ -310,15 +310,16 @@ class RequestRecord:
     outcome: 'rejected' before any work, 'rejected_late' after prefill.
     reason: why it was rejected, failed or cancelled; '' if completed.
     prompt_tokens: length of the prompt.
-    reused_tokens: prompt tokens not computed, by the tier that held them
+    reused_tokens: prompt tokens not computed by any try, by their tier
       ('local_device', 'local_host', 'local_ssd',
       'remote_host': another instance's, on whatever medium;
       'remote_store': a Mooncake Store's).
     reuse_known: whether the workload says what could be reused.
-    prefill_s: seconds its chunks ran.
+    prefill_s: seconds its chunks ran that ended, those of all tries.
     preemptions: how often it lost its decode pages and resumed.
-    preempted_s: seconds from there until its KVCache was back.
-    recomputed_tokens: prompt and output tokens that were computed again for it.
+    preempted_s: seconds from there until its KVCache was back, or it ended.
+    recomputed_tokens: prompt and output tokens that were computed again, for
+      that or by another try.
     output_tokens: token ids in order (empty in a simulation from lengths).
     segments: when each output token came.
     predicted_ttft_s, predicted_tbt_s: the Conductor's at placement.

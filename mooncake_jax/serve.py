@@ -128,6 +128,7 @@ def serve(
         book.observe(event)
         balance.observe_store(event)
         continue
+      balance.computed(event)
       if isinstance(event, ENDS) and retries.again(event):
         continue
       ended = book.observe(event)
@@ -236,6 +237,7 @@ class Retries:
     decision = _ask(self._conductor, self._note, request, now_s, attempt, avoid)
     if isinstance(decision, Rejection):
       return False
+    self._book.retried(event)
     self._book.decided(request, decision, now_s)
     self._cluster.submit(request, decision)
     self._requests[name], self._avoid[name] = request, avoid

@@ -8,6 +8,7 @@ reused pages.
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypedDict
 
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Completion
@@ -44,6 +45,13 @@ from mooncake_jax.request import TokenSegment
 
 # Steps that timelines show.
 TIMELINE = ('chunk', 'fetch', 'put', 'handoff', 'put_output')
+
+
+class _Spent(TypedDict):
+  """See `events.Stopped`."""
+
+  computed_tokens: int
+  prefill_s: float
 
 
 class Flow:
@@ -117,16 +125,24 @@ class Flow:
 
   def cancel(self, run: Run) -> None:
     """Ends a run whose client went away."""
-    self.apply(
-      [Cancelled(self._backend.now_s(), *run.key, run.placement.prefill)]
-    )
+    now_s, name = self._backend.now_s(), run.placement.prefill
+    self.apply([Cancelled(now_s, *run.key, name, **self._spent(run))])
 
   def fail(
     self, run: Run, time_s: float, reason: str, blame: str | None = None
   ) -> None:
     """Ends a run that can't go on, for an instance's fault or its own."""
     name = blame or run.placement.prefill
-    self.apply([Failed(time_s, *run.key, name, reason, blame is not None)])
+    retryable, spent = blame is not None, self._spent(run)
+    self.apply([Failed(time_s, *run.key, name, reason, retryable, **spent)])
+
+  def _spent(self, run: Run) -> _Spent:
+    """What a run that ends now computed and no event has told of."""
+    if run.prefilled:
+      return _Spent(computed_tokens=0, prefill_s=0.0)
+    return _Spent(
+      computed_tokens=run.own_tokens(self._layout), prefill_s=run.prefill_s
+    )
 
   def apply(self, effects: Effects) -> None:
     """Carries out what instances and store caused, in order."""
@@ -210,8 +226,7 @@ class Flow:
           *run.key,
           run.placement.prefill,
           start_s,
-          run.computed_tokens
-          - run.loaded_blocks * self._layout.block_size_tokens,
+          run.own_tokens(self._layout),
           run.prefill_s,
         )
       ]

@@ -159,6 +159,10 @@ class Run:
     """Prompt tokens that were not computed."""
     return self.loaded_blocks * layout.block_size_tokens
 
+  def own_tokens(self, layout: KVLayout) -> int:
+    """Prompt tokens that it computed so far."""
+    return max(self.computed_tokens - self.loaded_tokens(layout), 0)
+
   def ran(self, started_s: float, stopped_s: float) -> None:
     """A chunk ran; those of a pipeline overlap, which counts once."""
     if self.prefill_start_s is None:

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from mooncake_jax.blocks.segments import Medium
 from mooncake_jax.events import BlocksEvicted
 from mooncake_jax.events import BlocksStored
+from mooncake_jax.events import ENDS
 from mooncake_jax.events import Event
 from mooncake_jax.events import Finished
 from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import RequestEvent
+from mooncake_jax.events import Stopped
 from mooncake_jax.request import RequestRecord
 
 # Blocks by whose segment it is and of which medium.
@@ -32,6 +34,7 @@ class Conservation:
   def __init__(self, held: Held):
     """Begins with the blocks that are held and were told of."""
     self._blocks = Counter(held)
+    self._computed: Counter[str] = Counter()
     self._errors: list[str] = []
     self._num_requests = 0
 
@@ -50,6 +53,11 @@ class Conservation:
     elif isinstance(event, BlocksEvicted):
       self._blocks[event.instance, event.tier] -= len(event.keys)
 
+  def computed(self, event: RequestEvent) -> None:
+    """Counts prompt tokens that a try computed, be it made again or not."""
+    if isinstance(event, (PrefillDone, Stopped)):
+      self._computed[event.request_id] += event.computed_tokens
+
   def observe_request(self, event: RequestEvent, record: RequestRecord) -> None:
     """Holds an event against the record, which knows it already."""
     if event.attempt != record.attempt:
@@ -61,14 +69,18 @@ class Conservation:
         event.num_output_tokens == record.num_output_tokens,
         f'{record.num_output_tokens} are in its record',
       )
-    elif isinstance(event, PrefillDone) and not record.preemptions:
+    elif isinstance(event, PrefillDone):
       reused = sum(record.reused_tokens.values())
+      again = record.recomputed_tokens
+      first = self._computed[record.request_id] - again
       self._same(
         f'prompt tokens of {record.request_id}',
-        f'{reused} reused and {event.computed_tokens} computed',
-        reused + event.computed_tokens == record.prompt_tokens,
+        f'{reused} reused and {first} computed (not counting {again} again)',
+        reused + first == record.prompt_tokens,
         f'it has {record.prompt_tokens}',
       )
+    if isinstance(event, ENDS):
+      self._computed.pop(record.request_id, None)
 
   def check(
     self, records: list[RequestRecord], held: Held, leaks: list[str]

@@ -37,6 +37,8 @@ def predictions(records: Sequence[RequestRecord]) -> list[Prediction]:
     done_s = record.prefill_done_s
     if placed_s is None or start_s is None or done_s is None:
       continue
+    if start_s < placed_s:
+      continue  # of another try: the last one's prefill did not end
     queue_s = min(max(free_s[record.request_id] - placed_s, 0.0), start_s)
     observed = (
       ('queue', record.predicted_queue_s, queue_s),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Request records from the events of a run, and from nothing else."""
 
+import sys
+
 from mooncake_jax.events import Cancelled
 from mooncake_jax.events import Event
 from mooncake_jax.events import Failed
@@ -11,6 +13,7 @@ from mooncake_jax.events import PrefillDone
 from mooncake_jax.events import PrefixFetched
 from mooncake_jax.events import RejectedLate
 from mooncake_jax.events import RequestEvent
+from mooncake_jax.events import Stopped
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.request import Emitted
 from mooncake_jax.request import Placement
@@ -27,8 +30,11 @@ class RecordBook:
     self._records: dict[str, RequestRecord] = {}
     # Tokens that a new try emits once more, which its client has already.
     self._repeated: dict[str, int] = {}
-    # When tries that were preempted last were.
-    self._preempted: dict[str, float] = {}
+    # When tries that were preempted last were; None once they are back.
+    self._preempted: dict[str, float | None] = {}
+    # Prompt tokens that its tries had so far, and the last one's prefix.
+    self._reached: dict[str, int] = {}
+    self._prefix: dict[str, int] = {}
 
   @property
   def records(self) -> list[RequestRecord]:
@@ -45,6 +51,8 @@ class RecordBook:
     del self._records[request_id]
     self._repeated.pop(request_id, None)
     self._preempted.pop(request_id, None)
+    self._reached.pop(request_id, None)
+    self._prefix.pop(request_id, None)
 
   def refused(self, request: Request, reason: str, now_s: float) -> None:
     """A request that can't be served at all."""
@@ -74,6 +82,12 @@ class RecordBook:
     if decision.attempt:
       self._repeated[request.request_id] = record.num_output_tokens
 
+  def retried(self, event: Failed) -> None:
+    """A try has failed and will be made again."""
+    record = self._records[event.request_id]
+    self._computed(record, event)
+    self._back(record, event)
+
   def emitted(self, emitted: Emitted) -> None:
     """Writes tokens down, of each of its tries that goes on."""
     segment, tokens = emitted.segment, emitted.tokens
@@ -98,21 +112,11 @@ class RecordBook:
         self._preempt(record, event)
       case PrefixFetched():
         record.fetch_start_s = event.started_s
-        record.reused_tokens = {
-          tier: count
-          for tier, count in (
-            ('local_device', event.device_tokens),
-            ('local_host', event.local_tokens),
-            ('local_ssd', event.ssd_tokens),
-            ('remote_host', event.remote_tokens),
-            ('remote_store', event.store_tokens),
-          )
-          if count
-        }
+        self._reused(record, event)
       case PrefillDone():
         record.prefill_start_s = event.started_s
         record.prefill_done_s = event.time_s
-        record.prefill_s = event.prefill_s
+        self._computed(record, event)
       case KVArrived():
         record.kv_arrived_s = event.time_s
       case _:
@@ -122,6 +126,8 @@ class RecordBook:
   def _preempt(self, record: RequestRecord, event: Preempted) -> None:
     record.preemptions += 1
     self._preempted[event.request_id] = event.time_s
+    # Whatever it computes from now on, it had already.
+    self._reached[event.request_id] = sys.maxsize
 
   def _resumed(
     self, record: RequestRecord, event: RequestEvent
@@ -131,15 +137,50 @@ class RecordBook:
       case Preempted():
         self._preempt(record, event)
       case PrefixFetched():
-        pass
+        self._reused(record, event)
       case PrefillDone():
-        record.prefill_s += event.prefill_s
-        record.recomputed_tokens += event.computed_tokens
+        self._computed(record, event)
       case KVArrived():
-        record.preempted_s += event.time_s - self._preempted[event.request_id]
+        self._back(record, event)
       case _:
         return self._close(record, event)
     return None
+
+  def _back(self, record: RequestRecord, event: RequestEvent) -> None:
+    """Its KVCache is back, or it ends without, as at its last token."""
+    since_s = self._preempted.get(event.request_id)
+    if since_s is not None:
+      record.preempted_s += event.time_s - since_s
+      self._preempted[event.request_id] = None
+
+  def _reused(self, record: RequestRecord, event: PrefixFetched) -> None:
+    """Counts the prefix as reused, but for what an earlier try had."""
+    name, passed = event.request_id, 0
+    known = self._reached.get(name, 0)
+    for tier, count in (
+      ('local_device', event.device_tokens),
+      ('local_host', event.local_tokens),
+      ('local_ssd', event.ssd_tokens),
+      ('remote_host', event.remote_tokens),
+      ('remote_store', event.store_tokens),
+    ):
+      passed += count
+      if (new := min(count, passed - known)) > 0:
+        before = record.reused_tokens.get(tier, 0)
+        record.reused_tokens[tier] = before + new
+    self._prefix[name] = passed
+    self._reached[name] = max(known, passed)
+
+  def _computed(
+    self, record: RequestRecord, event: PrefillDone | Stopped
+  ) -> None:
+    """Counts what a try computed, and what of it an earlier one had."""
+    name = event.request_id
+    start, known = self._prefix.pop(name, 0), self._reached.get(name, 0)
+    stop = start + event.computed_tokens
+    record.prefill_s += event.prefill_s
+    record.recomputed_tokens += max(min(known, stop) - start, 0)
+    self._reached[name] = max(known, stop)
 
   def _emitted(
     self,
@@ -188,5 +229,8 @@ class RecordBook:
         record.outcome, record.reason = 'rejected_late', event.reason
       case _:
         return None
+    if isinstance(event, Stopped):
+      self._computed(record, event)
+    self._back(record, event)
     record.finished_s = event.time_s
     return record

@@ -53,7 +53,8 @@ class Summary:
       devices being one; None where nobody said how many there are.
     hit_rate: prompt tokens not computed / prompt tokens, both summed over the
       requests whose prefill ended (those rejected late included). None where
-      the workload does not say what prompts share (a trace without hashes).
+      no prefill ended or the workload does not say what prompts share (a trace
+      without hashes).
     hit_rate_by_tier: its parts by the tier that held them; their sum.
     hit_rate_request_mean: mean of these requests' own ratios.
     ttft_s: arrival to first token, of completed requests.
@@ -69,9 +70,10 @@ class Summary:
     output_tokens: of completed requests.
     output_tokens_per_s: these over duration_s.
     preemptions: how often requests lost their decode pages and resumed.
-    recomputed_tokens: prompt and output tokens computed again for that.
+    recomputed_tokens: prompt and output tokens computed again, for that or by
+      another try.
     wasted_prefill_s: prefill seconds of requests that were not completed
-      (and no longer run).
+      (and no longer run), all their tries together.
     link_bytes, link_utilisation: see `metrics.links.LinkFigures`; empty where
       nobody counted.
     duration_s: of the run, from 0 to the last thing that happened.
@@ -227,7 +229,7 @@ def _interval_statistics(records: Sequence[RequestRecord]) -> Statistics:
 def _hits(prefilled: Sequence[RequestRecord]) -> dict[str, Any]:
   """The three hit rates of requests whose prefill ended."""
   known = [record for record in prefilled if record.reuse_known]
-  if prefilled and not known:
+  if not known:
     return {
       'hit_rate': None,
       'hit_rate_by_tier': {},
