@@ -41,7 +41,7 @@ class Master(Mounts, Gets, Removal, Checked):
     return tuple(self._segments)
 
   def statistics(self) -> Statistics:
-    """A snapshot; takes time in the number of segments."""
+    """A snapshot; takes time in segments and in puts under way."""
     return Statistics(
       copy.deepcopy(self._counts),
       len(self._spans),
