@@ -112,3 +112,23 @@ def test_a_master_whose_spans_are_parted_answers_the_same(policy, calls):
   whole.check()
   parted.check()
   assert whole.statistics() == parted.statistics()
+
+
+def test_what_an_offload_passed_over_may_be_parted_to_make_room_below():
+  master = Master(10.0, 1.0, 0.5, POLICIES['length_aware'](4))
+  master.mount('a/ssd', 6, 'ssd')
+  master.mount('a', 4, lower='a/ssd')
+  leased, other, last = TRUNK[:3], TRUNK[3:6], TRUNK[7:]
+  for chain, place in (
+    (leased, 'a/ssd'),
+    (other, 'a/ssd'),
+    (leased, 'a'),
+    (last, 'a'),
+  ):
+    start = master.put_start_chain(chain, 0, len(chain), 1, place, 0.0)
+    assert all(master.put_end_chain(start.replicas))
+  master.lease(leased, 0.0)
+  found = master.victims('a', 0.0)
+  assert [task.src.key for task in found.tasks] == [*last]
+  assert {r.key for r in master.replicas('a')} == {*leased, *last}
+  master.check()
