@@ -91,6 +91,29 @@ def test_a_transfer_past_its_deadline_times_out():
   )
 
 
+@pytest.mark.parametrize('end', ['timeout', 'cancelled'])
+def test_what_arrived_before_a_transfers_early_end_is_there(end):
+  """Each segment's bytes go by a link of its own, in order: 3 of 4, 1 of 2."""
+  backend = VirtualBackend(COSTS, LAYERS)
+  replicas = [Replica('p', i) for i in range(4)]
+  replicas += [Replica('q', i) for i in range(2)]
+  ops = [
+    TransferOp(DevicePages(r.segment, (1,)), r, 0, 2, 10**8) for r in replicas
+  ]
+  ops[5] = ops[5]._replace(num_bytes=10**9)
+  work = backend.transfer(ops, 2, 0.35 if end == 'timeout' else 9.0)
+  done = backend.wait(0.35)
+  if end == 'cancelled':
+    backend.cancel(work)
+    done = _drain(backend)
+  there = [*['completed'] * 3, end, 'completed', end]
+  assert [*done[0].op_status] == there
+  reads = [op._replace(src=op.dst, dst=op.src) for op in ops]
+  backend.transfer(reads, 0, 99.0)
+  found = [status == 'completed' for status in _drain(backend)[0].op_status]
+  assert found == [status == 'completed' for status in there]
+
+
 def test_reading_what_was_dropped_fails():
   backend = VirtualBackend(COSTS, LAYERS)
   replica = Replica('p', 7)

@@ -42,6 +42,24 @@ def lanes_of(
   return lanes
 
 
+def arrived(
+  ops: Sequence[TransferOp],
+  partners: Mapping[str, str],
+  moved_bytes: Mapping[Lane, float],
+) -> list[bool]:
+  """Which ops are there once so many bytes passed each lane."""
+  left_bytes = dict(moved_bytes)
+  there: list[bool] = []
+  for op in ops:
+    if _stays(op, partners):
+      there.append(True)
+      continue
+    lane = _lane(op)
+    left_bytes[lane] = left_bytes.get(lane, 0.0) - op.num_bytes
+    there.append(left_bytes[lane] > -0.5)  # bytes that flowed are no integer
+  return there
+
+
 def _stays(op: TransferOp, partners: Mapping[str, str]) -> bool:
   """Whether it goes from an instance to the one on the same devices."""
   src, dst = op.src, op.dst

@@ -21,6 +21,7 @@ from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.clock import Due
+from mooncake_jax.sim.lanes import arrived
 from mooncake_jax.sim.lanes import Lane
 from mooncake_jax.sim.lanes import lanes_of
 from mooncake_jax.sim.lanes import Layers
@@ -218,6 +219,15 @@ class Links:
     for train in work.trains:
       if train.byte_s:
         self._sharing.leave(train)
+
+  def arrived(self, work: SimTransfer) -> list[bool]:
+    """Which ops of a transfer under way have arrived."""
+    moved_bytes: dict[Lane, float] = {}
+    for lane, train in zip(lanes_of(work.ops, self._partners), work.trains):
+      sent = sum([size for _, size in train.groups[: train.num_loaded]])
+      left = self._sharing.left_bytes(train) if train.byte_s else 0.0
+      moved_bytes[lane] = sent - left
+    return arrived(work.ops, self._partners, moved_bytes)
 
   def uses(self) -> dict[tuple[str, str], LinkUse]:
     """What each port has carried."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
+from itertools import compress
 
 from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
@@ -301,10 +302,8 @@ class VirtualBackend:
       self._pipeline(work.instance).remove(work)
       start_s = work.spans[0][0] if work.spans else now_s
     elif isinstance(work, SimTransfer):
+      start_s, op_status = work.start_s, self._left_undone(work, status)
       self._links.remove(work)
-      start_s = work.start_s
-      late = status == 'timeout'
-      op_status = ('timeout' if late else 'cancelled',) * len(work.ops)
     self._end(
       Completion(
         work.work_id,
@@ -315,6 +314,16 @@ class VirtualBackend:
         op_status=op_status,
       )
     )
+
+  def _left_undone(
+    self, work: SimTransfer, status: Status
+  ) -> tuple[Status, ...]:
+    """A status an op: what has arrived stays, but behind a work that failed."""
+    if status == 'failed':
+      return ('cancelled',) * len(work.ops)
+    there = self._links.arrived(work)
+    moved = iter(self._contents.move([*compress(work.ops, there)]))
+    return tuple([next(moved) if each else status for each in there])
 
   def _moved(self, work: SimTransfer) -> None:
     """Bytes arrived; reads of what is not there fail."""
