@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps: what is run, what is kept, what is told."""
 
+from contextlib import contextmanager
 import csv
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,9 @@ import pytest
 from mooncake_jax.report.lines import line_panels
 from scripts import sweep as sweep_script
 from scripts.config import ConfigError
+from scripts.config import load
+from scripts.device import instance_specs
+from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
 from scripts.sweeps import inline
 from scripts.sweeps import on_ray
@@ -268,6 +272,49 @@ def test_runs_in_this_process_give_what_processes_give(tmp_path, capsys):
   assert [row.figures for row in here] == [row.figures for row in near]
   assert [row.reason for row in here] == [row.reason for row in near]
   assert 'completed' not in capsys.readouterr().out
+
+
+def test_runs_in_this_process_have_the_instances_that_a_process_makes(
+  tmp_path, monkeypatch
+):
+  """Padding and layer groups: 64 tokens were once computed as 256."""
+  opened: list[Experiment] = []
+  num_open = 0
+
+  @contextmanager
+  def backends(experiment, config):
+    nonlocal num_open
+    num_open += 1
+    assert num_open == 1, 'memory is for one'
+    opened.append(experiment)
+    yield lambda at_s=0.0: None
+    num_open -= 1
+
+  def run_here(config, bindings, folder, shared):
+    del folder
+    own = load(config, bindings, Experiment)[0]
+    model = own.model.read_config()
+    with shared(own, model):
+      there = opened[-1]
+    assert instance_specs(there.cluster, model) == instance_specs(
+      own.cluster, model
+    )
+    assert there.attention == own.attention
+
+  monkeypatch.setattr(inline, 'backends', backends)
+  monkeypatch.setattr(inline.point, 'run_here', run_here)
+  sweep = Sweep(
+    'configs/run/cpp_small.gin',
+    {
+      'ClusterSpec.chunk_tokens': [64, 1024],
+      'ClusterSpec.streaming': ['layers', 'prompt'],
+      'Experiment.attention': ['auto', 'jnp'],
+      'distinct_prompts.count': [1, 2],
+    },
+  )
+  ended = []
+  inline.run_points(sweep.run, points(sweep), tmp_path, ended.append)
+  assert len(ended) == 16 and len(opened) == 8
 
 
 def test_options_of_slurm_are_read_and_wrong_ones_named(tmp_path):
