@@ -113,6 +113,7 @@ def num_devices(spec: ClusterSpec) -> int:
 def start_jax(num_devices: int) -> None:
   """Keeps compiled programs for the next run; a CPU becomes many devices.
 
+  Programs lie in `.jax_cache`, or where `JAX_COMPILATION_CACHE_DIR` says.
   And keeps freed memory: a CPU step's temporaries are a third slower to write
   where they are new to the process each time.
   """

@@ -4,12 +4,14 @@
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
 from mooncake_jax.report.records import read_journal
 from mooncake_jax.report.records import read_records
 from scripts import run
 from scripts.config import load
+from scripts.device import start_jax
 from scripts.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,6 +56,19 @@ def test_the_operative_config_of_a_run_runs_again(tmp_path):
   assert (tmp_path / 'a/summary.json').read_text() == (
     tmp_path / 'b/summary.json'
   ).read_text()
+
+
+@pytest.mark.parametrize('given', [None, '/scratch/of-this-node'])
+def test_compiled_programs_lie_where_the_user_says(given):
+  """A checkout may be read-only, or one for all nodes."""
+  name = 'jax_compilation_cache_dir'
+  before = getattr(jax.config, name)
+  try:
+    jax.config.update(name, given)
+    start_jax(1)
+    assert getattr(jax.config, name) == (given or str(ROOT / '.jax_cache'))
+  finally:
+    jax.config.update(name, before)
 
 
 def test_a_run_with_other_bindings_has_a_folder_of_its_own():
