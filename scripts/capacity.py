@@ -135,7 +135,7 @@ def search(
     max_rate=native * max_scale,
     step=step,
   )
-  return Capacity(native, experiment.cluster.num_nodes, found)
+  return Capacity(native, experiment.num_nodes, found)
 
 
 def requests_per_s(requests: Sequence[Request]) -> float:

@@ -115,6 +115,11 @@ class Experiment:
       )
 
   @property
+  def num_nodes(self) -> int:
+    """Of whatever serves."""
+    return self.cluster.num_nodes if self.vllm is None else self.vllm.instances
+
+  @property
   def is_simulated(self) -> bool:
     """Whether nothing is computed, be it in one process or in many."""
     return self.backend == 'virtual' or (

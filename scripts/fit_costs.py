@@ -194,25 +194,29 @@ def to_gin(lane: Lane, points: Points, file: str, source: str | None) -> str:
 def roofline_of(lane: Lane, points: Points) -> RooflineCost:
   """Fitted to the points; links as fast as those of its nodes."""
   sheet, config = SHEETS[lane.system], llama_70b()
+  rates = _link_rates(LINKS_OF[lane.system])
   base = RooflineCost(
     config,
     sheet.peak_flops_per_s,
     sheet.hbm_bytes_per_s,
-    *_link_rates(LINKS_OF[lane.system]),
     num_devices=lane.tensor_parallel,
+    onload_bytes_per_s=rates['onload'],
+    offload_bytes_per_s=rates['offload'],
+    copy_bytes_per_s=rates['copy'],
+    handoff_bytes_per_s=rates['handoff'],
   )
   shares = fit_roofline(config, sheet, lane.tensor_parallel, points)
   return replace(base, **shares)
 
 
 @cache
-def _link_rates(file: str) -> list[float]:
-  """Onload, offload, copy and handoff of a file of links, bytes a second."""
+def _link_rates(file: str) -> dict[str, float]:
+  """Bytes a second by link, of a file of links."""
   source = Source()
   read(HARDWARE / file, source)
   bound = {binding.parameter: binding.value for binding in source.bindings}
   links = ('onload', 'offload', 'copy', 'handoff')
-  return [bound[f'{link}_bytes_per_s'] for link in links]
+  return {link: bound[f'{link}_bytes_per_s'] for link in links}
 
 
 def roofline_held_out(

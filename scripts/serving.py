@@ -11,6 +11,7 @@ import gc
 from typing import Protocol
 
 from mooncake_jax.backend import Backend
+from mooncake_jax.changes import Changes
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.work_costs import belief_of
@@ -112,7 +113,7 @@ def serve_once(
   summary = summarize(
     records,
     experiment.slo,
-    instances=experiment.cluster.num_nodes,
+    instances=experiment.num_nodes,
     # Of earlier parts nobody knows what their links carried.
     links=backend.link_uses() if is_whole else None,
   )
@@ -137,14 +138,24 @@ def serve_alone(experiment: Experiment) -> Outcome:
 def _serve_vllm(
   experiment: Experiment, spec: VllmSpec, prepared: Prepared
 ) -> Outcome:
-  """The same requests on coupled instances; nobody tells events."""
+  """The same requests on coupled instances; nobody tells events.
+
+  Raises:
+    ValueError: something would have to happen while they serve.
+  """
+  if prepared.follow_up is not None or experiment.changes != Changes():
+    raise ValueError(
+      f'Experiment.vllm serves requests that are known before, and nothing '
+      f'changes meanwhile: not Experiment.changes={experiment.changes} with '
+      f'{prepared.total - len(prepared.requests)} follow-ups'
+    )
   records = serve_vllm(
     prepared.requests,
     spec,
     experiment.truth or experiment.costs,
     experiment.cluster.block_size_tokens,
   )
-  summary = summarize(records, experiment.slo, instances=spec.instances)
+  summary = summarize(records, experiment.slo, instances=experiment.num_nodes)
   return Outcome(records, [], summary, prepared)
 
 

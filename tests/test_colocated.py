@@ -28,7 +28,6 @@ from mooncake_jax.cluster import Cluster
 from mooncake_jax.conductor.conductor import Conductor
 from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.conductor.spec import ConductorSpec
-from mooncake_jax.costs.model import riding_s
 from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.metrics.latency import tbt_percentile
 from mooncake_jax.request import Placement
@@ -78,7 +77,7 @@ def test_a_chunk_holds_up_the_tokens_of_its_step():
   backend.decode('d', ROWS, 5)
   backend.prefill('p', CHUNK)
   completions = _drain(backend)
-  mixed_s = COSTS.prefill_s(10, 0) + riding_s(COSTS, 2, 40)
+  mixed_s = COSTS.prefill_s(10, 0) + COSTS.riding_s(2, 40)
   times = _token_times(completions)
   steps = [COSTS.decode_step_s(2, 42 + 2 * i) for i in range(4)]
   assert times[0] == completions[0].time_s == pytest.approx(mixed_s)
@@ -88,8 +87,8 @@ def test_a_chunk_holds_up_the_tokens_of_its_step():
 
 
 def test_a_batch_rides_for_less_than_a_step_of_its_own():
-  assert 0 < riding_s(COSTS, 2, 40) < COSTS.decode_step_s(2, 40)
-  assert riding_s(COSTS, 0, 0) == 0
+  assert 0 < COSTS.riding_s(2, 40) < COSTS.decode_step_s(2, 40)
+  assert COSTS.riding_s(0, 0) == 0
 
 
 @hypothesis.given(st.floats(0.01, 0.99))

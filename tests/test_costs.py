@@ -17,9 +17,18 @@ from mooncake_jax.costs.fit import fit_link
 from mooncake_jax.costs.fit import fit_prefill
 from mooncake_jax.costs.fit import LinkSample
 from mooncake_jax.costs.fit import PrefillSample
+from mooncake_jax.costs.model import Chunk
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import LINKS
-from mooncake_jax.costs.model import sum_chunks
+from mooncake_jax.costs.perturbed import PerturbedCost
+from mooncake_jax.costs.table import Line
+from mooncake_jax.costs.table import TableCost
+
+TABLE = TableCost(
+  (Line(512, 0.1, 1e-6), Line(4096, 0.8, 1e-5)),
+  (Line(1, 0.02, 1e-8), Line(64, 0.03, 1e-8)),
+  polynomial(),
+)
 
 
 @given(
@@ -31,7 +40,7 @@ def test_closed_form_of_a_prompt_is_the_sum_of_its_chunks(
   num_tokens, prefix_tokens, chunk_tokens
 ):
   args = (num_tokens, prefix_tokens, chunk_tokens)
-  want = sum_chunks(polynomial(), *args)
+  want = CostModel.prompt_s(polynomial(), *args)
   assert polynomial().prompt_s(*args) == pytest.approx(want, rel=1e-12)
 
 
@@ -50,6 +59,36 @@ def test_more_work_never_takes_less_time(cost: CostModel):
 def test_reuse_saves_and_a_fully_cached_prompt_is_free(cost: CostModel):
   assert cost.prompt_s(8192, 4096, 1024) < cost.prompt_s(8192, 0, 1024)
   assert cost.prompt_s(8192, 8192, 1024) == 0
+
+
+@pytest.mark.parametrize(
+  'cost',
+  [
+    polynomial(),
+    roofline(),
+    TABLE,
+    PerturbedCost(polynomial(), prefill_bias=2),
+  ],
+)
+def test_a_pass_over_one_chunk_is_that_chunk_and_over_more_shares(cost):
+  one, other = Chunk(512, 1000), Chunk(300, 0)
+  assert cost.pass_s([one]) == pytest.approx(cost.prefill_s(*one))
+  both_s = cost.pass_s([one, other])
+  assert cost.prefill_s(*one) < both_s
+  apart_s = cost.prefill_s(*one) + cost.prefill_s(*other)
+  assert both_s <= apart_s * (1 + 1e-12)  # a roofline of arithmetic: equal
+
+
+def test_chunks_below_a_tables_smallest_are_not_free_together():
+  """Eight of the smallest size are as one of the largest, not as one."""
+  eight_s = TABLE.pass_s([Chunk(512, 0)] * 8)
+  assert eight_s == pytest.approx(TABLE.prefill_s(4096, 0)) == 0.8
+
+
+def test_a_roofline_reads_weights_once_a_pass():
+  cost = roofline(flops_per_s=1e18)  # only reading takes time
+  weights_s = cost.prefill_s(1, 0)
+  assert cost.pass_s([Chunk(1, 0)] * 8) == pytest.approx(weights_s, rel=1e-3)
 
 
 def test_each_link_has_its_own_line():

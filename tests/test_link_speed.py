@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 import time
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,13 @@ import pytest
 from mooncake_jax.costs.links import fitted
 from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.costs.links import measure_link
+from mooncake_jax.costs.links import with_bandwidth
 from mooncake_jax.costs.links import with_links
+from mooncake_jax.costs.model import CostModel
+from mooncake_jax.costs.model import PolynomialCost
+from mooncake_jax.costs.perturbed import PerturbedCost
+from mooncake_jax.costs.table import Line
+from mooncake_jax.costs.table import TableCost
 from tests.cost_pieces import polynomial
 
 COSTS = polynomial()
@@ -23,10 +30,43 @@ def test_costs_take_the_median_of_what_was_measured():
   for link in ('copy', 'handoff'):
     assert costs.transfer_s(10**8, link) == pytest.approx(1.004)
   assert costs.transfer_s(10**8, 'onload') == COSTS.transfer_s(10**8, 'onload')
+  assert isinstance(costs, PolynomialCost)
   assert replace(costs, **_links_of(COSTS)) == COSTS
 
 
-def _links_of(costs) -> dict[str, float]:
+@pytest.mark.parametrize('wrap', [TableCost.__name__, PerturbedCost.__name__])
+def test_links_change_wherever_they_are_kept(wrap):
+  line = Line(512, 0.1, 0.0)
+  costs = {
+    'TableCost': TableCost((line,), (line,), COSTS),
+    'PerturbedCost': PerturbedCost(COSTS, transfer_bias=2.0),
+  }[wrap]
+  quarter = with_bandwidth(costs, 0.25, ['copy'])
+  more_s = quarter.transfer_s(10**9, 'copy') - costs.transfer_s(10**9, 'copy')
+  assert more_s == pytest.approx(3 * (2 if wrap == 'PerturbedCost' else 1))
+  assert quarter.prefill_s(512, 0) == costs.prefill_s(512, 0)
+  measured = with_links(costs, [SLOW])
+  assert measured.transfer_s(10**8, 'copy') > costs.transfer_s(10**8, 'copy')
+
+
+def test_costs_without_lines_are_refused_not_left_alone():
+  class Own(CostModel):
+    """Somebody's, with links of another form."""
+
+    def prefill_s(self, chunk_tokens, prefix_tokens):
+      return 1.0
+
+    def decode_step_s(self, batch_size, context_tokens):
+      return 1.0
+
+    def transfer_s(self, num_bytes, link):
+      return 1.0
+
+  with pytest.raises(ValueError, match='Own has no line a link'):
+    with_bandwidth(Own(), 0.5)
+
+
+def _links_of(costs: Any) -> dict[str, float]:
   names = [
     f'{link}_{what}'
     for link in ('copy', 'handoff')

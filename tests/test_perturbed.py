@@ -19,6 +19,8 @@ NOISY = PerturbedCost(
   TRUE, prefill_noise=0.3, decode_noise=0.3, transfer_noise=0.3
 )
 
+ROWS = range(1, 30)
+
 
 def test_without_noise_or_bias_nothing_changes():
   same = PerturbedCost(TRUE)
@@ -54,6 +56,12 @@ def test_factors_are_log_normal_with_mean_one(factor):
   assert again == factors[:40].tolist()
   other = [factor(replace(NOISY, seed=1), i) for i in range(1, 41)]
   assert not set(other) & set(again)
+
+
+def test_rows_that_ride_along_take_time_however_noisy_steps_are():
+  riding = [NOISY.riding_s(rows, 0) / TRUE.riding_s(rows, 0) for rows in ROWS]
+  steps = [NOISY.decode_step_s(r, 0) / TRUE.decode_step_s(r, 0) for r in ROWS]
+  assert riding == pytest.approx(steps)  # one factor for both
 
 
 def test_terms_and_links_are_off_apart():

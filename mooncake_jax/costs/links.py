@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 import time
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
 from mooncake_jax.costs.model import CostModel
-from mooncake_jax.costs.model import PolynomialCost
+from mooncake_jax.costs.model import Link
+from mooncake_jax.costs.model import LINKS
+from mooncake_jax.costs.model import Links
+from mooncake_jax.costs.perturbed import PerturbedCost
 from mooncake_jax.costs.table import TableCost
 
 LONG_ENOUGH_S = 0.05  # for what else the machine does not to count
@@ -78,9 +82,7 @@ def fitted(piece_bytes: int, times_s: Mapping[int, float]) -> LinkSpeed:
   return LinkSpeed(float(latency_s), float(piece_bytes / each_s))
 
 
-def with_links(
-  costs: CostModel, speeds: Sequence[LinkSpeed]
-) -> PolynomialCost | TableCost:
+def with_links(costs: CostModel, speeds: Sequence[LinkSpeed]) -> CostModel:
   """The costs with links between instances as measured, the median of all.
 
   Raises:
@@ -88,19 +90,43 @@ def with_links(
   """
   if not speeds:
     raise ValueError('no link between instances was measured')
-  if isinstance(costs, TableCost):
-    return replace(costs, links=with_links(costs.links, speeds))
-  if not isinstance(costs, PolynomialCost):
-    raise ValueError(f'{type(costs).__name__} takes no measured links')
   latency_s = median(speed.latency_s for speed in speeds)
   bytes_per_s = median(speed.bytes_per_s for speed in speeds)
-  return replace(
-    costs,
-    copy_bytes_per_s=bytes_per_s,
-    copy_latency_s=latency_s,
-    handoff_bytes_per_s=bytes_per_s,
-    handoff_latency_s=latency_s,
+  measured = {
+    'copy_bytes_per_s': bytes_per_s,
+    'copy_latency_s': latency_s,
+    'handoff_bytes_per_s': bytes_per_s,
+    'handoff_latency_s': latency_s,
+  }
+  return _changed(costs, lambda lines: measured)
+
+
+def with_bandwidth(
+  costs: CostModel, share: float, links: Sequence[Link] = LINKS
+) -> CostModel:
+  """The costs with so much of these links' bandwidth.
+
+  Raises:
+    ValueError: costs of this form have no such links.
+  """
+  names = [f'{link}_bytes_per_s' for link in links]
+  return _changed(
+    costs, lambda lines: {name: getattr(lines, name) * share for name in names}
   )
+
+
+def _changed(
+  costs: CostModel, change: Callable[[Links], Mapping[str, float]]
+) -> CostModel:
+  """The costs with other lines, wherever those are kept."""
+  if isinstance(costs, Links):
+    changed: Mapping[str, Any] = change(costs)
+    return replace(costs, **changed)
+  if isinstance(costs, TableCost):
+    return replace(costs, links=_changed(costs.links, change))
+  if isinstance(costs, PerturbedCost):
+    return replace(costs, costs=_changed(costs.costs, change))
+  raise ValueError(f'{type(costs).__name__} has no line a link')
 
 
 def _seconds(send: Callable[[int], None], count: int) -> float:

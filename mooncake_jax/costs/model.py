@@ -17,11 +17,13 @@ prefix length. Differs: gamma (reading the prefix) and c are kept apart so that
 a prompt cut into chunks costs what its chunks cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import fields
 import math
 from typing import get_args
 from typing import Literal
+from typing import NamedTuple
 from typing import Protocol
 
 # host segment -> own device; own device -> host segment; host segment -> that
@@ -40,20 +42,22 @@ Link = Literal[
 LINKS: tuple[Link, ...] = get_args(Link)
 
 
+class Chunk(NamedTuple):
+  """So many tokens of a prompt, on as many of it as `prefix_tokens`."""
+
+  tokens: int
+  prefix_tokens: int
+
+
 class CostModel(Protocol):
-  """Seconds of work, each alone on its instance or link."""
+  """Seconds of work, each alone on its instance or link.
+
+  Whoever inherits has to say what a chunk, a decode step and a transfer take;
+  the other three follow from these where nothing better is known.
+  """
 
   def prefill_s(self, chunk_tokens: int, prefix_tokens: int) -> float:
     """One chunk of `chunk_tokens` on `prefix_tokens` already in KVCache."""
-    ...
-
-  def prompt_s(
-    self, num_tokens: int, prefix_tokens: int, chunk_tokens: int
-  ) -> float:
-    """Prompt tokens [prefix_tokens, num_tokens) in chunks, one after another.
-
-    The last chunk is the ragged one. Nothing left to compute takes 0 s.
-    """
     ...
 
   def decode_step_s(self, batch_size: int, context_tokens: int) -> float:
@@ -64,31 +68,79 @@ class CostModel(Protocol):
     """`num_bytes` over a link that nobody shares meanwhile."""
     ...
 
+  def prompt_s(
+    self, num_tokens: int, prefix_tokens: int, chunk_tokens: int
+  ) -> float:
+    """Prompt tokens [prefix_tokens, num_tokens) in chunks, one after another.
 
-def sum_chunks(
-  cost: CostModel, num_tokens: int, prefix_tokens: int, chunk_tokens: int
-) -> float:
-  """`CostModel.prompt_s` by its definition, chunk by chunk."""
-  starts = range(prefix_tokens, num_tokens, chunk_tokens)
-  return sum(
-    cost.prefill_s(min(chunk_tokens, num_tokens - start), start)
-    for start in starts
-  )
+    The last chunk is the ragged one. Nothing left to compute takes 0 s.
+    """
+    assert chunk_tokens >= 1, f'{chunk_tokens=}'
+    starts = range(prefix_tokens, num_tokens, chunk_tokens)
+    return sum(
+      self.prefill_s(min(chunk_tokens, num_tokens - start), start)
+      for start in starts
+    )
+
+  def pass_s(self, chunks: Sequence[Chunk]) -> float:
+    """One pass over chunks of several prompts.
+
+    Here as over one chunk of as many tokens, to which each prefix adds what
+    it adds to its own chunk.
+    """
+    together_s = self.prefill_s(sum(c.tokens for c in chunks), 0)
+    return together_s + sum(
+      self.prefill_s(*chunk) - self.prefill_s(chunk.tokens, 0)
+      for chunk in chunks
+    )
+
+  def riding_s(self, batch_size: int, context_tokens: int) -> float:
+    """What a decode batch adds to the pass over a chunk that it rides on.
+
+    Its rows and contexts; the weights are read with the chunk.
+    """
+    if not batch_size:
+      return 0.0
+    alone_s = self.decode_step_s(batch_size, context_tokens)
+    return max(alone_s - self.decode_step_s(0, 0), 0.0)
 
 
-def riding_s(cost: CostModel, batch_size: int, context_tokens: int) -> float:
-  """What a decode batch adds to the pass over a chunk that it rides on.
+@dataclass(frozen=True, kw_only=True)
+class Links(CostModel):
+  """A line a link: a latency, then bytes at a bandwidth.
 
-  Its rows and contexts; the weights are read with the chunk.
+  Attributes:
+    <link>_bytes_per_s, <link>_latency_s: see `Link`. Clusters without an SSD
+      or a remote store never ask for those: their defaults are the order of
+      one NVMe drive (7 and 4 GB/s, 0.1 ms) and of 100 Gbit/s (1 ms).
   """
-  if not batch_size:
-    return 0.0
-  alone_s = cost.decode_step_s(batch_size, context_tokens)
-  return alone_s - cost.decode_step_s(0, 0)
+
+  onload_bytes_per_s: float
+  onload_latency_s: float = 0.0
+  offload_bytes_per_s: float
+  offload_latency_s: float = 0.0
+  copy_bytes_per_s: float
+  copy_latency_s: float = 0.0
+  handoff_bytes_per_s: float
+  handoff_latency_s: float = 0.0
+  ssd_read_bytes_per_s: float = 7e9
+  ssd_read_latency_s: float = 1e-4
+  ssd_write_bytes_per_s: float = 4e9
+  ssd_write_latency_s: float = 1e-4
+  remote_read_bytes_per_s: float = 12.5e9
+  remote_read_latency_s: float = 1e-3
+  remote_write_bytes_per_s: float = 12.5e9
+  remote_write_latency_s: float = 1e-3
+
+  def transfer_s(self, num_bytes: int, link: Link) -> float:
+    assert link in LINKS, f'{link=} is not one of {LINKS}'
+    return getattr(self, f'{link}_latency_s') + num_bytes / getattr(
+      self, f'{link}_bytes_per_s'
+    )
 
 
 @dataclass(frozen=True)
-class PolynomialCost:
+class PolynomialCost(Links):
   """The two polynomials and one line a link; `costs.fit` finds the numbers.
 
   Attributes:
@@ -99,9 +151,7 @@ class PolynomialCost:
     decode_base_s: d0, seconds a step costs whatever its batch (weights).
     decode_s_per_row: d1, for one row of the batch.
     decode_s_per_context_token: d2, for one token of context of any row.
-    <link>_bytes_per_s, <link>_latency_s: see `Link`. Clusters without an SSD
-      or a remote store never ask for those: their defaults are the order of
-      one NVMe drive (7 and 4 GB/s, 0.1 ms) and of 100 Gbit/s (1 ms).
+    The lines of `Links`.
 
   Raises:
     ValueError: a negative or infinite coefficient, a bandwidth of 0.
@@ -114,22 +164,6 @@ class PolynomialCost:
   decode_base_s: float
   decode_s_per_row: float
   decode_s_per_context_token: float
-  onload_bytes_per_s: float
-  onload_latency_s: float
-  offload_bytes_per_s: float
-  offload_latency_s: float
-  copy_bytes_per_s: float
-  copy_latency_s: float
-  handoff_bytes_per_s: float
-  handoff_latency_s: float
-  ssd_read_bytes_per_s: float = 7e9
-  ssd_read_latency_s: float = 1e-4
-  ssd_write_bytes_per_s: float = 4e9
-  ssd_write_latency_s: float = 1e-4
-  remote_read_bytes_per_s: float = 12.5e9
-  remote_read_latency_s: float = 1e-3
-  remote_write_bytes_per_s: float = 12.5e9
-  remote_write_latency_s: float = 1e-3
 
   def __post_init__(self):
     for field in fields(self):
@@ -147,6 +181,11 @@ class PolynomialCost:
       + self.prefill_s_per_token * chunk_tokens
       + self.prefill_s_per_token_squared * pairs
     )
+
+  def pass_s(self, chunks: Sequence[Chunk]) -> float:
+    """They share what a chunk costs whatever its size."""
+    shared_s = (len(chunks) - 1) * self.prefill_base_s
+    return sum(self.prefill_s(*chunk) for chunk in chunks) - shared_s
 
   def prompt_s(
     self, num_tokens: int, prefix_tokens: int, chunk_tokens: int
@@ -171,12 +210,6 @@ class PolynomialCost:
       self.decode_base_s
       + self.decode_s_per_row * batch_size
       + self.decode_s_per_context_token * context_tokens
-    )
-
-  def transfer_s(self, num_bytes: int, link: Link) -> float:
-    assert link in LINKS, f'{link=} is not one of {LINKS}'
-    return getattr(self, f'{link}_latency_s') + num_bytes / getattr(
-      self, f'{link}_bytes_per_s'
     )
 
 

@@ -6,6 +6,7 @@ makes the work itself vary; what the other one is does not change. A belief
 that is late, not wrong, is `conductor.telemetry`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import fields
 import math
@@ -13,6 +14,7 @@ from statistics import NormalDist
 
 from mooncake_jax.costs.model import check_count
 from mooncake_jax.costs.model import check_positive
+from mooncake_jax.costs.model import Chunk
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
 from mooncake_jax.costs.model import LINKS
@@ -23,7 +25,7 @@ _MASK = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class PerturbedCost:
+class PerturbedCost(CostModel):
   """`costs` times a bias and a random factor, one for each term.
 
   The factors are log-normal with mean 1. The same question always gets the
@@ -72,11 +74,20 @@ class PerturbedCost:
       num_tokens, prefix_tokens, chunk_tokens
     )
 
+  def pass_s(self, chunks: Sequence[Chunk]) -> float:
+    """Each chunk weighs as much as it would take alone."""
+    pass_s = self.costs.pass_s(chunks)
+    alone_s = sum(self.costs.prefill_s(*chunk) for chunk in chunks)
+    off_s = sum(self.prefill_s(*chunk) for chunk in chunks)
+    return pass_s * off_s / alone_s if alone_s else pass_s
+
   def decode_step_s(self, batch_size: int, context_tokens: int) -> float:
-    factor = self.decode_bias * self._draw(
-      self.decode_noise, _DECODE, batch_size
-    )
-    return factor * self.costs.decode_step_s(batch_size, context_tokens)
+    step_s = self.costs.decode_step_s(batch_size, context_tokens)
+    return self._decode_factor(batch_size) * step_s
+
+  def riding_s(self, batch_size: int, context_tokens: int) -> float:
+    riding_s = self.costs.riding_s(batch_size, context_tokens)
+    return self._decode_factor(batch_size) * riding_s
 
   def transfer_s(self, num_bytes: int, link: Link) -> float:
     factor = self.transfer_bias * self._draw(
@@ -86,6 +97,9 @@ class PerturbedCost:
 
   def _prefill_factor(self, stop: int) -> float:
     return self.prefill_bias * self._draw(self.prefill_noise, _PREFILL, stop)
+
+  def _decode_factor(self, batch_size: int) -> float:
+    return self.decode_bias * self._draw(self.decode_noise, _DECODE, batch_size)
 
   def _draw(self, noise: float, term: int, what: int) -> float:
     if not noise:

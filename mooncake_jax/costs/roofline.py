@@ -10,18 +10,18 @@ Differs: the work here is `ModelConfig.prefill_flops`, which counts every
 matrix of the config as it is and only the causal half of attention.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncake_jax.blocks.accounting import kv_bytes
 from mooncake_jax.costs.model import check_positive
-from mooncake_jax.costs.model import Link
-from mooncake_jax.costs.model import LINKS
-from mooncake_jax.costs.model import sum_chunks
+from mooncake_jax.costs.model import Chunk
+from mooncake_jax.costs.model import Links
 from mooncake_jax.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
-class RooflineCost:
+class RooflineCost(Links):
   """Costs of one instance of `num_devices` alike, work evenly split.
 
   Attributes:
@@ -34,8 +34,7 @@ class RooflineCost:
     prefill_overhead_s, decode_overhead_s: what a chunk or a step costs
       besides (launches, all-reduces, the host).
     decode_row_s: what one more row costs besides its KVCache (sampling).
-    <link>_bytes_per_s, <link>_latency_s: of the whole instance, see `Link`
-      and, for the defaults, `PolynomialCost`.
+    The lines of `Links`, of the whole instance.
 
   Raises:
     ValueError: a negative number, a bandwidth of 0, mfu or mbu above 1.
@@ -44,10 +43,6 @@ class RooflineCost:
   config: ModelConfig
   peak_flops_per_s: float
   hbm_bytes_per_s: float
-  onload_bytes_per_s: float
-  offload_bytes_per_s: float
-  copy_bytes_per_s: float
-  handoff_bytes_per_s: float
   num_devices: int = 1
   mfu: float = 0.47
   mbu: float = 0.8
@@ -56,18 +51,6 @@ class RooflineCost:
   prefill_overhead_s: float = 0.0
   decode_overhead_s: float = 0.0
   decode_row_s: float = 0.0
-  onload_latency_s: float = 0.0
-  offload_latency_s: float = 0.0
-  copy_latency_s: float = 0.0
-  handoff_latency_s: float = 0.0
-  ssd_read_bytes_per_s: float = 7e9
-  ssd_read_latency_s: float = 1e-4
-  ssd_write_bytes_per_s: float = 4e9
-  ssd_write_latency_s: float = 1e-4
-  remote_read_bytes_per_s: float = 12.5e9
-  remote_read_latency_s: float = 1e-3
-  remote_write_bytes_per_s: float = 12.5e9
-  remote_write_latency_s: float = 1e-3
 
   def __post_init__(self):
     for name, value in vars(self).items():
@@ -79,18 +62,14 @@ class RooflineCost:
         raise ValueError(f'RooflineCost.{name}={value!r} must be <= 1')
 
   def prefill_s(self, chunk_tokens: int, prefix_tokens: int) -> float:
-    stop = prefix_tokens + chunk_tokens
-    flops = self.config.prefill_flops(prefix_tokens, stop)
-    if self.attention_mfu is not None:  # as if all were at mfu
-      attention = self.config.attention_flops(prefix_tokens, stop)
-      flops += attention * (self.mfu / self.attention_mfu - 1)
-    return self.prefill_overhead_s + self._kernel_s(flops, stop)
+    return self.pass_s([Chunk(chunk_tokens, prefix_tokens)])
 
-  def prompt_s(
-    self, num_tokens: int, prefix_tokens: int, chunk_tokens: int
-  ) -> float:
-    assert chunk_tokens >= 1, f'{chunk_tokens=}'
-    return sum_chunks(self, num_tokens, prefix_tokens, chunk_tokens)
+  def pass_s(self, chunks: Sequence[Chunk]) -> float:
+    """The weights are read once, and each prompt's KVCache."""
+    flops = sum(self._chunk_flops(*chunk) for chunk in chunks)
+    return self.prefill_overhead_s + self._kernel_s(
+      flops, sum(map(sum, chunks))
+    )
 
   def decode_step_s(self, batch_size: int, context_tokens: int) -> float:
     config = self.config
@@ -104,11 +83,14 @@ class RooflineCost:
       + self._kernel_s(flops, context_tokens)
     )
 
-  def transfer_s(self, num_bytes: int, link: Link) -> float:
-    assert link in LINKS, f'{link=} is not one of {LINKS}'
-    return getattr(self, f'{link}_latency_s') + num_bytes / getattr(
-      self, f'{link}_bytes_per_s'
-    )
+  def _chunk_flops(self, tokens: int, prefix_tokens: int) -> float:
+    """As if all were at mfu."""
+    span = prefix_tokens, prefix_tokens + tokens
+    flops = self.config.prefill_flops(*span)
+    if self.attention_mfu is not None:
+      attention = self.config.attention_flops(*span)
+      flops += attention * (self.mfu / self.attention_mfu - 1)
+    return flops
 
   def _kernel_s(self, flops: float, kv_tokens: int) -> float:
     """The slower of `flops` and reading all weights and `kv_tokens`."""

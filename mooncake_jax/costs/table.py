@@ -24,7 +24,6 @@ from mooncake_jax.costs.model import check_count
 from mooncake_jax.costs.model import check_positive
 from mooncake_jax.costs.model import CostModel
 from mooncake_jax.costs.model import Link
-from mooncake_jax.costs.model import sum_chunks
 from mooncake_jax.costs.points import load_points
 from mooncake_jax.costs.points import Points
 
@@ -41,7 +40,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableCost:
+class TableCost(CostModel):
   """Lines by chunk size and by batch size.
 
   Attributes:
@@ -71,12 +70,6 @@ class TableCost:
 
   def prefill_s(self, chunk_tokens: int, prefix_tokens: int) -> float:
     return _interpolated(self.prefill, chunk_tokens, prefix_tokens)
-
-  def prompt_s(
-    self, num_tokens: int, prefix_tokens: int, chunk_tokens: int
-  ) -> float:
-    assert chunk_tokens >= 1, f'{chunk_tokens=}'
-    return sum_chunks(self, num_tokens, prefix_tokens, chunk_tokens)
 
   def decode_step_s(self, batch_size: int, context_tokens: int) -> float:
     return _interpolated(self.decode, batch_size, context_tokens)

@@ -2,7 +2,7 @@
 """A prefill and a decode instance on the same devices: one step at a time.
 
 A step is one pass over the next chunk, if one waits, and one token of every
-row that decodes, if any do (`costs.model.riding_s`): nobody overtakes a
+row that decodes, if any do (`CostModel.riding_s`): nobody overtakes a
 step, so a row's next token waits for the whole chunk. This is chunked prefill
 as in Sarathi and vLLM. Steps without a chunk are computed in closed form until
 one comes.
@@ -21,7 +21,6 @@ from mooncake_jax.backend import Completion
 from mooncake_jax.backend import DecodeBatch
 from mooncake_jax.backend import WorkId
 from mooncake_jax.costs.model import CostModel
-from mooncake_jax.costs.model import riding_s
 from mooncake_jax.request import TokenSegment
 from mooncake_jax.sim.clock import Clock
 from mooncake_jax.sim.clock import Due
@@ -171,7 +170,7 @@ class SharedDevice:
     stop_s = now_s + chunk.seconds
     if batch is not None:
       rows, tokens = len(batch.rows.rows), batch.context_tokens
-      stop_s += riding_s(self.costs, rows, tokens)
+      stop_s += self.costs.riding_s(rows, tokens)
       step = TokenSegment(stop_s, 0.0, 1)
       self._steps = Decoding(batch.work_id, batch.rows, now_s, step)
     self._chunk = chunk

@@ -6,6 +6,7 @@ segments, of which a row has the part between its entry and its end.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 import heapq
@@ -13,8 +14,9 @@ import itertools
 import math
 
 from mooncake_jax.blocks.accounting import pages_for
+from mooncake_jax.costs.model import Chunk
 from mooncake_jax.costs.model import CostModel
-from mooncake_jax.costs.model import riding_s
+from mooncake_jax.request import BlockKey
 from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.request import TokenSegment
@@ -82,7 +84,6 @@ class Coupled:
     self._rules = rules
     self._costs = costs
     self._block_tokens = block_size_tokens
-    self._shared_s = costs.prefill_s(0, 0)  # of a pass, whatever is in it
     block_pages = block_size_tokens // rules.page_tokens
     self.memory = PagedMemory(
       rules.num_pages,
@@ -101,12 +102,22 @@ class Coupled:
     # Decode steps under way; a new request ends them at a boundary.
     self._run: TokenSegment | None = None
     self._todo = 0  # tokens to prefill
+    self._passing = 0  # of these, in the last pass
 
-  @property
-  def load(self) -> tuple[int, int]:
-    """Tokens to prefill, then requests."""
+  def load(self, now_s: float) -> tuple[int, int]:
+    """Tokens to prefill, those of the pass under way too; then requests."""
+    passing = self._passing if self._now_s > now_s else 0
     begun = len(self._waiting) + len(self._begun)
-    return self._todo, begun + len(self._rows)
+    return self._todo + passing, begun + len(self._rows)
+
+  def load_with(self, request: Request) -> tuple[int, int]:
+    """`load` once it has a request that comes now, by what is cached."""
+    todo, requests = self.load(request.arrival_s)
+    cached = self.memory.num_cached(self._reusable(request))
+    return (
+      todo + request.num_prompt_tokens - cached * self._block_tokens,
+      requests,
+    )
 
   def submit(self, request: Request, record: RequestRecord) -> None:
     """Queues a request that comes now, once `advance` has been called."""
@@ -175,11 +186,8 @@ class Coupled:
     return max(tokens, 0)
 
   def _admit(self, sequence: _Sequence) -> bool:
-    request = sequence.request
-    # The last token is computed in any case, for its logits.
-    reusable = (request.num_prompt_tokens - 1) // self._block_tokens
     held = self.memory.admit(
-      request.block_keys[:reusable], self._pages(sequence.num_tokens)
+      self._reusable(sequence.request), self._pages(sequence.num_tokens)
     )
     if held is None:
       return False
@@ -193,6 +201,11 @@ class Coupled:
         record.reused_tokens = {'local_device': sequence.computed}
     return True
 
+  def _reusable(self, request: Request) -> Sequence[BlockKey]:
+    """The last token is computed in any case, for its logits."""
+    most = (request.num_prompt_tokens - 1) // self._block_tokens
+    return request.block_keys[:most]
+
   def _pages(self, num_tokens: int) -> int:
     return pages_for(num_tokens, self._rules.page_tokens)
 
@@ -200,28 +213,32 @@ class Coupled:
 
   def _prefill(self, batch: list[tuple[_Sequence, int]]) -> None:
     """One step: a pass over some tokens, rows riding along if chunked."""
-    shared_s = self._shared_s
-    own_s = [
-      self._costs.prefill_s(tokens, sequence.computed) - shared_s
-      for sequence, tokens in batch
-    ]
-    stop_s = self._now_s + shared_s + sum(own_s)
+    chunks = [Chunk(tokens, sequence.computed) for sequence, tokens in batch]
+    pass_s = self._costs.pass_s(chunks)
+    stop_s = self._now_s + pass_s
     rides = self._rules.chunked_prefill and bool(self._rows)
     if rides and not self._make_room(1):
       return  # somebody was preempted: look again
     if rides:
-      stop_s += riding_s(self._costs, len(self._rows), self._context)
+      stop_s += self._costs.riding_s(len(self._rows), self._context)
     self._now_s = stop_s
-    for (sequence, tokens), seconds in zip(batch, own_s):
+    self._passing = sum(tokens for _, tokens in batch)
+    for (sequence, tokens), share in zip(batch, self._shares(chunks)):
       sequence.computed += tokens
       self._todo -= tokens
-      sequence.record.prefill_s += seconds + shared_s / len(batch)
+      sequence.record.prefill_s += pass_s * share
     if rides:
       self._emit(TokenSegment(stop_s, 0.0, 1))
     for sequence, _ in batch:
       if sequence.computed == sequence.num_tokens:
         self._begun.remove(sequence)
         self._first_token(sequence)
+
+  def _shares(self, chunks: Sequence[Chunk]) -> list[float]:
+    """Whose a pass's time is: by what each chunk would take alone."""
+    alone_s = [self._costs.prefill_s(*chunk) for chunk in chunks]
+    total_s = sum(alone_s) or math.inf
+    return [seconds / total_s for seconds in alone_s]
 
   def _first_token(self, sequence: _Sequence) -> None:
     """Its prompt is computed, and that gives a token."""

@@ -58,7 +58,7 @@ class PagedMemory:
     """
     if self.num_available - num_pages < self._watermark:
       return None
-    blocks = keys[: self._num_cached(keys)]
+    blocks = keys[: self.num_cached(keys)]
     for key in blocks:
       self._idle.pop(key, None)
       self._users[key] = self._users.get(key, 0) + 1
@@ -102,7 +102,8 @@ class PagedMemory:
     assert 0 <= self._free + cached <= self.num_pages
     assert not self._users.keys() & self._idle.keys()
 
-  def _num_cached(self, keys: Many[BlockKey]) -> int:
+  def num_cached(self, keys: Many[BlockKey]) -> int:
+    """Leading blocks that are cached, in use or not."""
     if not self._block_pages:
       return 0
     found = 0

@@ -15,14 +15,17 @@ The rules are those of vLLM 0.5.1, the baseline of FAST'25 section 5.1
     anew, as the first of the queue, with what it has emitted as its prompt.
 
 0.5.1 can't chunk and cache at once; here both together are what later versions
-do. Not from vLLM: requests go to the instance with the least tokens left to
-prefill, then with the fewest requests, whatever is cached there (FAST'25 does
-not say how the baseline's load was balanced). Where several prompts share a
-step they share what a chunk costs whatever its size.
+do. Not from vLLM: which instance gets a request (FAST'25 does not say how the
+baseline's load was balanced). It is the one with the least tokens left to
+prefill, then with the fewest requests: whatever is cached there, or
+('least_uncached') counting those of this request that are not, as routers that
+know of caches do. Prompts that share a step take `CostModel.pass_s`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
+from typing import Literal
 
 from mooncake_jax.blocks.accounting import pages_for
 from mooncake_jax.costs.model import check_count
@@ -33,6 +36,8 @@ from mooncake_jax.systems.coupled import Coupled
 from mooncake_jax.systems.coupled import Rules
 from mooncake_jax.systems.coupled import WATERMARK
 from mooncake_jax.systems.coupled import watermark_pages
+
+Routing = Literal['least_tokens', 'least_uncached']
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,11 @@ class VllmSpec:
     max_tokens: `max_model_len`, of prompt and output.
     pool_tokens: KVCache of an instance's devices.
     page_tokens: vLLM's block size.
+    routing: see above.
 
   Raises:
-    ValueError: a number below 1, or a pool that can't hold one request.
+    ValueError: a number below 1, a pool that can't hold one request, or an
+      unknown routing.
   """
 
   instances: int = 16
@@ -61,8 +68,14 @@ class VllmSpec:
   max_tokens: int = 131_072
   pool_tokens: int = 1_300_000
   page_tokens: int = 16
+  routing: Routing = 'least_tokens'
 
   def __post_init__(self):
+    if self.routing not in get_args(Routing):
+      raise ValueError(
+        f'VllmSpec.routing={self.routing!r} is not one of '
+        f'{", ".join(get_args(Routing))}'
+      )
     for name in (
       'instances',
       'max_batch',
@@ -118,7 +131,11 @@ def serve_vllm(
   for request in sorted(requests, key=lambda request: request.arrival_s):
     now_s = request.arrival_s
     record = RequestRecord(
-      request.request_id, request.num_prompt_tokens, now_s, placed_s=now_s
+      request.request_id,
+      request.num_prompt_tokens,
+      now_s,
+      placed_s=now_s,
+      reuse_known=request.reuse_known,
     )
     records.append(record)
     length = request.num_prompt_tokens + request.max_output_tokens
@@ -128,7 +145,15 @@ def serve_vllm(
       continue
     for instance in instances:
       instance.advance(now_s)
-    min(instances, key=lambda instance: instance.load).submit(request, record)
+    least = min(
+      instances,
+      key=lambda instance: (
+        instance.load_with(request)
+        if spec.routing == 'least_uncached'
+        else instance.load(now_s)
+      ),
+    )
+    least.submit(request, record)
   for instance in instances:
     instance.finish()
   return records

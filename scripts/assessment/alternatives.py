@@ -2,16 +2,11 @@
 """The systems that are compared, as experiments on equally many nodes."""
 
 from collections.abc import Mapping
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mooncake_jax.costs.model import CostModel
-from mooncake_jax.costs.model import Link
-from mooncake_jax.costs.model import LINKS
-from mooncake_jax.costs.model import PolynomialCost
+from mooncake_jax.costs.links import with_bandwidth
 from mooncake_jax.costs.perturbed import PerturbedCost
-from mooncake_jax.costs.roofline import RooflineCost
 from scripts.assessment.spec import Assessment
 from scripts.experiment import Experiment
 
@@ -27,7 +22,11 @@ COUPLED: Mapping[str, tuple[bool, bool, int | None]] = {
 
 
 def coupled(assessment: Assessment, nodes: int) -> dict[str, Experiment]:
-  """One pool of vLLM-like nodes, with and without its two features."""
+  """One pool of vLLM-like nodes, with and without its two features.
+
+  Where it caches prompts, requests go where most of them is cached already,
+  within the load.
+  """
   return {
     name: replace(
       assessment.experiment,
@@ -37,6 +36,7 @@ def coupled(assessment: Assessment, nodes: int) -> dict[str, Experiment]:
         prefix_caching=caching,
         chunked_prefill=chunked,
         step_tokens=step_tokens,
+        routing='least_uncached' if caching else 'least_tokens',
       ),
     )
     for name, (caching, chunked, step_tokens) in COUPLED.items()
@@ -90,25 +90,12 @@ def with_cpp(
     host_bytes=cluster.host_bytes * stages,
     prefill_pool_tokens=cluster.prefill_pool_tokens * stages,
   )
-  wide = with_links(costs, stages)
+  wide = with_bandwidth(costs, stages)
   return replace(
     experiment,
     cluster=cluster,
     instances=dict.fromkeys(cluster.prefill_names, wide),
   )
-
-
-def with_links(
-  costs: CostModel, share: float, links: Sequence[Link] = LINKS
-) -> CostModel:
-  """Costs with so much of the links' bandwidth; as they are without lines."""
-  if not isinstance(costs, PolynomialCost | RooflineCost):
-    return costs
-  names = [f'{link}_bytes_per_s' for link in links]
-  changed: Mapping[str, float] = {
-    name: getattr(costs, name) * share for name in names
-  }
-  return replace(costs, **changed)
 
 
 def groupings(nodes: int, near: int, most: int = 6) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from mooncake_jax.assess.verdict import Family
 from mooncake_jax.assess.verdict import PREDICTED
 from mooncake_jax.assess.verdict import System
 from mooncake_jax.assess.window import busiest
+from mooncake_jax.costs.links import with_bandwidth
 from mooncake_jax.costs.model import Link
 from scripts.assessment.alternatives import apart
 from scripts.assessment.alternatives import coupled
@@ -22,7 +23,6 @@ from scripts.assessment.alternatives import mooncake
 from scripts.assessment.alternatives import otherwise
 from scripts.assessment.alternatives import splits
 from scripts.assessment.alternatives import with_cpp
-from scripts.assessment.alternatives import with_links
 from scripts.assessment.alternatives import with_rejection
 from scripts.assessment.searches import Found
 from scripts.assessment.searches import Job
@@ -342,7 +342,7 @@ def _with_network(
   experiment: Experiment, share: float
 ) -> tuple[float, Experiment]:
   """With so much of the bandwidth of all that leaves a node."""
-  costs = with_links(experiment.costs, share, NETWORK)
+  costs = with_bandwidth(experiment.costs, share, NETWORK)
   extra_s = costs.transfer_s(2 << 30, 'copy') - costs.transfer_s(
     1 << 30, 'copy'
   )

@@ -53,7 +53,13 @@ SPEC = ClusterSpec(
 )
 ROWS = (1, 2, 4, 6, 8)
 # Nobody is refused and there is nowhere else to go: any costs will do.
-COSTS = PolynomialCost(*(1e-3,) * 7, *(1e9, 1e-4) * 4)
+COSTS = PolynomialCost(
+  *(1e-3,) * 7,
+  onload_bytes_per_s=1e9,
+  offload_bytes_per_s=1e9,
+  copy_bytes_per_s=1e9,
+  handoff_bytes_per_s=1e9,
+)
 PROMISED = 0.9
 
 

@@ -61,7 +61,10 @@ EXPECTED = ('was lost', 'takes no requests')
 # A rough belief: placements have to be spread, not right.
 COSTS = PolynomialCost(
   *(1e-3, 0.0, 1e-5, 0.0, 2e-3, 1e-4, 0.0),
-  *(1e9, 1e-4, 1e9, 1e-4, 1e9, 1e-4, 1e9, 1e-4),
+  onload_bytes_per_s=1e9,
+  offload_bytes_per_s=1e9,
+  copy_bytes_per_s=1e9,
+  handoff_bytes_per_s=1e9,
 )
 
 
