@@ -86,6 +86,7 @@ def plan(
     view.only_partner(prefill.names[i], decodes_I),
     view.lengths,
     found.ttft_s,
+    found.transfer_s + found.prefill_s,
     view.step_error.factor_I,
     number >> 20,
   )

@@ -4,11 +4,12 @@
 The request joins its batch when its prefill ends and stays for as many steps
 as it is expected to emit tokens. Meanwhile contexts grow by a token a step and
 rows end: of n rows that have r steps left on average n * exp(-k / r) are there
-after k steps. The mean step over that life decides; an instance without room
-for the request comes after all that have some. `meet` looks closer at one
-instance: request by request, who will be there.
+after k steps. The mean step over that life decides among the instances that
+have room and a row for the request; where none has, the wait for both does.
+`meet` looks closer at one instance: request by request, who will be there.
 """
 
+from collections.abc import Iterator
 import math
 from typing import NamedTuple
 
@@ -26,13 +27,25 @@ class DecodeChoice(NamedTuple):
   """A decode instance for a request.
 
   Attributes:
-    tbt_s: of the request, see `tail`.
+    tbt_s: of the request, see `tail`; a wait for a row is its first interval.
     wait_s: until there is room for it; its prefill is held back so long.
   """
 
   row: int
   tbt_s: float
   wait_s: float
+
+
+class Wait(NamedTuple):
+  """Of a request behind all that are placed at an instance.
+
+  Attributes:
+    room_s: until there is KVCache room for it.
+    row_s: until there is a row for it too.
+  """
+
+  room_s: float
+  row_s: float
 
 
 class DecodeView(NamedTuple):
@@ -57,14 +70,20 @@ class DecodeView(NamedTuple):
     """Whether it could ever join."""
     return self.capacity_tokens_I >= self.whole_tokens
 
-  def best(self, able_I: np.ndarray, number: int) -> int | None:
-    """The able row of least step, see `pick`; None where it fits nowhere."""
-    room_I = able_I & self.has_room_I
-    if not np.count_nonzero(room_I):
-      room_I = able_I & self.fits_I
-      if not np.count_nonzero(room_I):
-        return None
-    return pick(self.mean_step_s_I, room_I, number)
+  def waits(
+    self,
+    loads: DecodeLoads,
+    until_stop: float,
+    alone_s: float,
+    factor_I: np.ndarray,
+  ) -> Iterator[Wait]:
+    """Of each instance."""
+    for i, factor in enumerate(factor_I.tolist()):
+      if self.has_room_I.item(i):
+        yield Wait(0.0, 0.0)
+      else:
+        need = self.need_tokens
+        yield wait_for(loads, i, need, until_stop, alone_s, factor)
 
 
 def choose_decode(
@@ -73,6 +92,7 @@ def choose_decode(
   able_I: np.ndarray,
   lengths: OutputLengths,
   until_s: float,
+  alone_s: float,
   factor_I: np.ndarray,
   number: int,
 ) -> DecodeChoice | None:
@@ -81,19 +101,25 @@ def choose_decode(
   Args:
     able_I: which of them may be taken.
     until_s: seconds from now until the request joins.
+    alone_s: what of that it takes by itself, which holds room already.
     number: of equally good ones it takes this one, round and round.
   """
   prompt, most = request.num_prompt_tokens, request.max_output_tokens
   view = decode_view(loads, prompt, most, lengths, until_s, factor_I)
-  i = view.best(able_I, number)
-  if i is None:
+  wait = Wait(0.0, 0.0)
+  room_I = able_I & view.has_room_I
+  if np.count_nonzero(room_I):
+    i = pick(view.mean_step_s_I, room_I, number)
+  elif np.count_nonzero(fits_I := able_I & view.fits_I):
+    waits = [*view.waits(loads, lengths.until_stop, alone_s, factor_I)]
+    i = pick(np.array([w.row_s for w in waits]), fits_I, number)
+    wait = waits[i]
+  else:
     return None
-  wait_s = 0.0
-  if not view.has_room_I.item(i):
-    wait_s = room_wait_s(loads, i, view.need_tokens, lengths.until_stop)
   step_s, others = view.mean_step_s_I.item(i), loads.rows_I.item(i)
-  tbt_s = step_s * tail(lengths.expected(most), others)
-  return DecodeChoice(i, tbt_s, wait_s)
+  late = max(wait.row_s - max(wait.room_s, until_s), 0.0) / step_s
+  tbt_s = step_s * tail(lengths.expected(most), others, late)
+  return DecodeChoice(i, tbt_s, wait.room_s)
 
 
 def decode_view(
@@ -184,25 +210,62 @@ def tail(num_tokens: float, others: float = 1.0, late: float = 0.0) -> float:
 
   See `metrics.latency`. All are a step but the first, as whoever joins `others`
   waits for the step under way, half of one on average, once its KVCache has
-  arrived, `late` steps after its first token.
+  arrived and there is a row for it, `late` steps after its first token.
   """
   longest = max(math.ceil((num_tokens - 1) / 10), 1)
   return (longest + 0.5 * min(others, 1.0) + late) / longest
 
 
-def room_wait_s(
-  loads: DecodeLoads, i: int, need_tokens: int, until_stop: float
-) -> float:
-  """Seconds until instance i has room: until enough of its rows ended.
+def wait_for(
+  loads: DecodeLoads,
+  i: int,
+  need_tokens: int,
+  until_stop: float,
+  alone_s: float,
+  factor: float,
+) -> Wait:
+  """Until instance i has `need_tokens` of room, and a row besides.
 
-  A share s of rows with r steps left on average ends within -r * log(1 - s)
-  steps.
+  Whoever ends is followed by others, so that room comes free at a steady rate:
+  all that is held is given back once in the time of a prefill and an output.
+
+  Args:
+    alone_s: of a prefill, which holds room already.
+    factor: online correction of a step's seconds.
   """
+  placed = loads.rows_I.item(i)
+  if not placed:
+    return Wait(0.0, 0.0)
+  held = max(placed - loads.num_waiting(i), 1)
+  tokens = loads.context_tokens_I.item(i) * held // placed
+  step_s = factor * loads.batch_step_s(i, held, tokens)
   short = need_tokens - loads.free_tokens_I.item(i) + loads.waiting_tokens(i)
-  if short <= 0 or not loads.rows_I[i]:
+  share = min(loads.batch_I.item(i) / held, 1.0)
+  freed_tokens = share * max(loads.reserved_tokens_I.item(i), 1)
+  life_s = alone_s + step_s * _output_steps(loads, i, until_stop)
+  room_s = max(short, 0) / freed_tokens * life_s
+  row_s = step_s * row_wait(loads, i, placed, until_stop)
+  return Wait(room_s, max(room_s, row_s))
+
+
+def row_wait(
+  loads: DecodeLoads, i: int, others: int, until_stop: float
+) -> float:
+  """Steps until a request behind `others` has a row at instance i.
+
+  In the steps of an output a full batch ends once.
+  """
+  batch = loads.max_batch_I.item(i)
+  over = others + 1 - batch
+  if over <= 0:
     return 0.0
-  rows, tokens = int(loads.rows_I[i]), int(loads.context_tokens_I[i])
-  step_s = loads.batch_step_s(i, rows, tokens)
-  left = min(max(loads.left_tokens_I[i] / rows, 1.0), until_stop)
-  share = min(short / max(int(loads.reserved_tokens_I[i]), 1), 0.99)
-  return -math.log1p(-share) * left * step_s
+  return over / batch * _output_steps(loads, i, until_stop)
+
+
+def _output_steps(loads: DecodeLoads, i: int, until_stop: float) -> float:
+  """Steps of an output at instance i: rows that decode have half of one left
+  on average, the others all of it."""
+  rows = loads.rows_I.item(i)
+  begun = min(loads.active_rows_I.item(i), loads.max_batch_I.item(i))
+  whole = loads.left_tokens_I.item(i) / max(rows - begun / 2, 1.0)
+  return min(max(whole, 1.0), until_stop)

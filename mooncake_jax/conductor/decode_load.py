@@ -249,6 +249,10 @@ class DecodeLoads:
     batch = min(rows, self.max_batch_I.item(i))
     return self.step[i].exact(batch, context_tokens * batch // rows)
 
+  def num_waiting(self, i: int) -> int:
+    """Requests at instance i that wait for room."""
+    return len(self._waiting[i])
+
   def waiting_tokens(self, i: int) -> int:
     """Room that those before a new request at instance i wait for."""
     return sum(self._waiting[i].values())

@@ -9,6 +9,7 @@ many others it would make miss theirs; else it looks at the request alone.
 
 import numpy as np
 
+from mooncake_jax.conductor.decode_choice import row_wait
 from mooncake_jax.conductor.decode_choice import tail
 from mooncake_jax.conductor.decode_rows import DecodeRows
 from mooncake_jax.conductor.spec import ConductorSpec
@@ -18,6 +19,8 @@ from mooncake_jax.slo import SLO
 
 # Of keeping the limit; who has less would only be in the way of others.
 LEAST_ODDS = 0.1
+# The same where it waits for a row, which one that comes later could have had.
+SURE_ODDS = 0.9
 
 
 def may_join(
@@ -52,17 +55,22 @@ def may_join(
   limit_s_R = slo.tbt_s / rows.tail_R
   spoils_R = odds.keeps(limit_s_R, factor * (step_s - added_s))
   spoils_R -= odds.keeps(limit_s_R, factor * step_s)
-  return float(keeps) >= max(float(_counts(rows) @ spoils_R), LEAST_ODDS)
+  waits = num_rows > loads.max_batch_I.item(i)
+  least = SURE_ODDS if waits else LEAST_ODDS
+  return float(keeps) >= max(float(_counts(rows) @ spoils_R), least)
 
 
 def tbt_in_steps(
   view: View, request: Request, step_s: float, others: int
 ) -> float:
   """What a placed request's TBT will be, in steps of about `step_s`."""
-  placed = view.placed.of(request.request_id)
-  late_s = (placed and view.late_kv_s(request, placed.placement)) or 0.0
-  life = view.lengths.expected(request.max_output_tokens)
-  return tail(life, others, late_s / step_s)
+  placed, lengths = view.placed.of(request.request_id), view.lengths
+  late = 0.0
+  if placed is not None:
+    i = view.decode.row[placed.placement.decode]
+    late = view.late_kv_s(request, placed.placement) / step_s
+    late = max(late, row_wait(view.decode, i, others, lengths.until_stop))
+  return tail(lengths.expected(request.max_output_tokens), others, late)
 
 
 def _counts(rows: DecodeRows) -> np.ndarray:

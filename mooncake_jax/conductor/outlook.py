@@ -7,8 +7,8 @@ import numpy as np
 
 from mooncake_jax.conductor.admission import Outlook
 from mooncake_jax.conductor.decode_choice import meet
+from mooncake_jax.conductor.decode_choice import row_wait
 from mooncake_jax.conductor.decode_choice import tail
-from mooncake_jax.conductor.decode_load import DecodeLoads
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.conductor.view import View
 from mooncake_jax.request import Placement
@@ -28,9 +28,9 @@ def of(
   i = view.decode.row[planned.decode]
   now = then = planned.tbt_s
   if rules.admission == 'early_rejection':
-    now = _step_now_s(view.decode, i, request.num_prompt_tokens)
+    now = _tbt_now_s(view, i, request)
   if rules.admission == 'early_rejection_predicted':
-    then = _mean_step_then_s(view, rules, now_s + planned.ttft_s)
+    then = _tbt_then_s(view, rules, request, now_s + planned.ttft_s)
   seen = Outlook(
     planned.ttft_s,
     planned.tbt_s,
@@ -89,7 +89,10 @@ def _closely(
   )
   factor = view.step_error.factor_I.item(i) * view.tbt_odds.factor
   step_s *= factor
-  late = view.late_kv_s(request, planned) / step_s
+  wait = row_wait(loads, i, loads.rows_I.item(i), lengths.until_stop)
+  late = max(
+    view.late_kv_s(request, planned) / step_s, wait - seen.ttft_s / step_s
+  )
   in_steps = tail(lengths.expected(most), others.rows, late)
   keeps = view.tbt_odds.keeps(seen.share * slo.tbt_s / in_steps, step_s)
   return replace(
@@ -99,18 +102,25 @@ def _closely(
   )
 
 
-def _step_now_s(loads: DecodeLoads, i: int, prompt_tokens: int) -> float:
-  """A step of what decodes at instance i now, and the request."""
-  rows = int(loads.active_rows_I[i]) + 1
-  tokens = int(loads.active_tokens_I[i]) + prompt_tokens
-  return loads.batch_step_s(i, rows, tokens)
+def _tbt_now_s(view: View, i: int, request: Request) -> float:
+  """A step of what decodes at instance i now, and the request; where there is
+  no row for it, with its share of the wait for one."""
+  loads, lengths = view.decode, view.lengths
+  others = loads.active_rows_I.item(i)
+  tokens = loads.active_tokens_I.item(i) + request.num_prompt_tokens
+  late = row_wait(loads, i, others, lengths.until_stop)
+  in_steps = tail(lengths.expected(request.max_output_tokens), 0, late)
+  return in_steps * loads.batch_step_s(i, others + 1, tokens)
 
 
-def _mean_step_then_s(view: View, rules: ConductorSpec, then_s: float) -> float:
+def _tbt_then_s(
+  view: View, rules: ConductorSpec, request: Request, then_s: float
+) -> float:
   """Mean step of the decode instances at `then_s` (arXiv section 7.4).
 
   System level: so many requests decode then, of a mean context each, spread
-  evenly; each decodes for the same time.
+  evenly; each decodes for the same time. Those beyond all batches wait for a
+  row.
   """
   loads = view.decode
   duration_s = rules.decode_duration_s or view.durations.mean
@@ -121,4 +131,7 @@ def _mean_step_then_s(view: View, rules: ConductorSpec, then_s: float) -> float:
   rows_I = np.minimum(rows * share_I, loads.max_batch_I)
   step_s_I = loads.base_s_I + loads.row_s_I * rows_I
   step_s_I += loads.token_s_I * tokens * share_I
-  return float((view.step_error.factor_I * step_s_I) @ share_I)
+  batch = float(loads.max_batch_I @ loads.accepts_I)
+  late = max(rows / max(batch, 1.0) - 1, 0.0) * view.lengths.mean
+  in_steps = tail(view.lengths.expected(request.max_output_tokens), 0, late)
+  return in_steps * float((view.step_error.factor_I * step_s_I) @ share_I)
