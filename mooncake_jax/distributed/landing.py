@@ -52,7 +52,7 @@ class Landing:
     self._arrivals = arrivals
     self._secret = secret
     self._lock = threading.Lock()
-    self._channels: set[Channel] = set()
+    self._channels: dict[Channel, threading.Thread] = {}
     self._strangers: dict[Channel, None] = {}  # of these, the oldest first
     self._is_closed = False
     self._socket = socket.create_server((spec.bind, 0))
@@ -74,15 +74,16 @@ class Landing:
       return len(self._channels)
 
   def close(self) -> None:
-    """Ends all connections."""
+    """Ends all connections; what they were taking has ended, too."""
     with self._lock:
       self._is_closed = True
-      channels = [*self._channels]
+      channels = {**self._channels}
     self._socket.shutdown(socket.SHUT_RDWR)
     self._socket.close()
     for channel in channels:
       channel.close()
-    self._thread.join()
+    for thread in (self._thread, *channels.values()):
+      thread.join(self._spec.stall_s)
 
   def _listen(self) -> None:
     while True:
@@ -95,22 +96,23 @@ class Landing:
         if self._is_closed:
           channel.close()
           return
-        self._welcome(channel)
-      threading.Thread(
-        target=self._serve, args=(channel,), name='arrivals', daemon=True
-      ).start()
+        thread = threading.Thread(
+          target=self._serve, args=(channel,), name='arrivals', daemon=True
+        )
+        self._welcome(channel, thread)
+        thread.start()
 
-  def _welcome(self, channel: Channel) -> None:
+  def _welcome(self, channel: Channel, thread: threading.Thread) -> None:
     """Under the lock. Where too many say nothing the oldest has to go."""
     if len(self._strangers) >= MAX_STRANGERS:
       oldest = next(iter(self._strangers))
       self._forget(oldest)
       oldest.close()
-    self._channels.add(channel)
+    self._channels[channel] = thread
     self._strangers[channel] = None
 
   def _forget(self, channel: Channel) -> None:
-    self._channels.discard(channel)
+    self._channels.pop(channel, None)
     self._strangers.pop(channel, None)
 
   def _serve(self, channel: Channel) -> None:
