@@ -7,14 +7,21 @@ import numpy as np
 import pytest
 
 from lifecycle import close
+from lifecycle import COSTS
+from lifecycle import LAYERS
 from lifecycle import make_conductor
 from lifecycle import make_device
 from lifecycle import make_request
 from lifecycle import make_virtual
 from lifecycle import SPEC
+from mooncake_jax.backend import DevicePages
+from mooncake_jax.backend import Replica
+from mooncake_jax.backend import TransferOp
 from mooncake_jax.blocks.keys import prefix_keys
+from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.instance.outputs import chain_keys
 from mooncake_jax.serve import serve
+from mooncake_jax.sim.virtual import VirtualBackend
 
 # One prefill instance, so that the second turn finds what the first left.
 ONE = replace(SPEC, prefill_instances=1)
@@ -40,6 +47,21 @@ def two_turns(cluster, output):
   cluster.check()
   assert [r.outcome for r in records] == ['completed'] * 2
   return records
+
+
+@pytest.mark.parametrize('partners', [{}, {'prefill0': 'decode0'}])
+def test_what_decode_puts_to_another_host_crosses_the_network(partners):
+  """Also straight to its SSD; a pair on the same devices has one host."""
+  for segment in ('prefill0', ssd_segment('prefill0')):
+    backend = VirtualBackend(COSTS, LAYERS, partners=partners)
+    replica = Replica(segment, 1)
+    op = TransferOp(DevicePages('decode0', (1,)), replica, 0, 2, 1000)
+    backend.transfer((op,), 2, 9.0)
+    backend.wait(None)
+    carried = {*backend.link_uses()}
+    crossed = {('out', 'decode0'), ('in', 'prefill0')}
+    assert carried & crossed == (set() if partners else crossed)
+    assert all(use.num_bytes == 1000 for use in backend.link_uses().values())
 
 
 def test_on_devices_the_next_turn_hits_the_output_with_the_same_tokens():

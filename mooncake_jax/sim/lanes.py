@@ -21,52 +21,53 @@ Group = tuple[Layers, int]
 
 
 def lanes_of(
-  ops: Sequence[TransferOp], partners: Mapping[str, str]
+  ops: Sequence[TransferOp], homes: Mapping[str, str]
 ) -> dict[Lane, list[Group]]:
   """Groups of ops by the lane that they take, in the order given.
 
-  Pages that go from an instance to its partner, on the same devices, do not
-  move.
+  Args:
+    homes: decode instances that share their devices and host with a prefill
+      instance, and that: pages do not move between the two.
   """
   lanes: dict[Lane, list[Group]] = {}
   if type(ops) is BlockOps:
     for segment, count in ops.segments.items():
-      lane = _block_lane(segment, ops.pages.instance, ops.are_puts)
+      lane = _block_lane(segment, ops.pages.instance, ops.are_puts, homes)
       groups = [(layers, count * size) for layers, size in ops.parts]
       lanes[lane] = lanes.get(lane, []) + groups
     return lanes
   for op in ops:
-    if not partners or not _stays(op, partners):
+    if not homes or not _stays(op, homes):
       layers = op.start_layer, op.stop_layer
-      _add(lanes.setdefault(_lane(op), []), layers, op.num_bytes)
+      _add(lanes.setdefault(_lane(op, homes), []), layers, op.num_bytes)
   return lanes
 
 
 def arrived(
   ops: Sequence[TransferOp],
-  partners: Mapping[str, str],
+  homes: Mapping[str, str],
   moved_bytes: Mapping[Lane, float],
 ) -> list[bool]:
   """Which ops are there once so many bytes passed each lane."""
   left_bytes = dict(moved_bytes)
   there: list[bool] = []
   for op in ops:
-    if _stays(op, partners):
+    if _stays(op, homes):
       there.append(True)
       continue
-    lane = _lane(op)
+    lane = _lane(op, homes)
     left_bytes[lane] = left_bytes.get(lane, 0.0) - op.num_bytes
     there.append(left_bytes[lane] > -0.5)  # bytes that flowed are no integer
   return there
 
 
-def _stays(op: TransferOp, partners: Mapping[str, str]) -> bool:
+def _stays(op: TransferOp, homes: Mapping[str, str]) -> bool:
   """Whether it goes from an instance to the one on the same devices."""
   src, dst = op.src, op.dst
   return (
     isinstance(src, DevicePages)
     and isinstance(dst, DevicePages)
-    and partners.get(src.instance) == dst.instance
+    and homes.get(dst.instance) == src.instance
   )
 
 
@@ -97,9 +98,11 @@ def _add(
     groups.append((layers, num_bytes))
 
 
-def _lane(op: TransferOp) -> Lane:
+def _lane(op: TransferOp, homes: Mapping[str, str]) -> Lane:
   """The link an op crosses and the instances whose ports it passes."""
   src, dst = op.src, op.dst
+  if isinstance(dst, Replica) and isinstance(src, DevicePages):
+    return _block_lane(dst.segment, src.instance, True, homes)
   return _lane_between(
     src.segment if isinstance(src, Replica) else src.instance,
     isinstance(src, DevicePages),
@@ -108,9 +111,12 @@ def _lane(op: TransferOp) -> Lane:
   )
 
 
-def _block_lane(segment: str, instance: str, is_put: bool) -> Lane:
+def _block_lane(
+  segment: str, instance: str, is_put: bool, homes: Mapping[str, str]
+) -> Lane:
   if is_put:
-    return _lane_between(instance, True, segment, False)
+    here = homes.get(instance, instance)
+    return _lane_between(here, True, segment, False)
   return _lane_between(segment, False, instance, True)
 
 
@@ -130,8 +136,8 @@ def _lane_between(src: str, from_pages: bool, dst: str, to_pages: bool) -> Lane:
       return 'remote_write', here, there
     case 'remote', _:
       return 'remote_read', there, here
-    case 'device', _:
-      return 'offload', here, there
     case _ if here != there:
       return 'copy', here, there
+    case 'device', _:
+      return 'offload', here, there
   return 'onload', here, there

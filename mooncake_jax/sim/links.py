@@ -163,7 +163,7 @@ class Links:
       partners: instances on the same devices; pages go between them at once,
         as if they did not move.
     """
-    self._partners = partners
+    self._homes = {decode: prefill for prefill, decode in partners.items()}
     self._costs_of = costs_of
     self._clock = clock
     self._settled = settled
@@ -175,7 +175,7 @@ class Links:
 
   def enter(self, work: SimTransfer) -> None:
     """Starts a transfer, as far as it need not wait."""
-    for lane, groups in lanes_of(work.ops, self._partners).items():
+    for lane, groups in lanes_of(work.ops, self._homes).items():
       work.trains.append(self._train(work, lane, groups))
     work.num_moving = len(work.trains)
     if work.trains:
@@ -223,11 +223,11 @@ class Links:
   def arrived(self, work: SimTransfer) -> list[bool]:
     """Which ops of a transfer under way have arrived."""
     moved_bytes: dict[Lane, float] = {}
-    for lane, train in zip(lanes_of(work.ops, self._partners), work.trains):
+    for lane, train in zip(lanes_of(work.ops, self._homes), work.trains):
       sent = sum([size for _, size in train.groups[: train.num_loaded]])
       left = self._sharing.left_bytes(train) if train.byte_s else 0.0
       moved_bytes[lane] = sent - left
-    return arrived(work.ops, self._partners, moved_bytes)
+    return arrived(work.ops, self._homes, moved_bytes)
 
   def uses(self) -> dict[tuple[str, str], LinkUse]:
     """What each port has carried."""
