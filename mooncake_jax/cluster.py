@@ -5,6 +5,7 @@ What may be asked of a cluster, and what time alone brings; how a run moves
 from one work to the next stands in `instance/flow.py`.
 """
 
+from collections.abc import Container
 from collections.abc import Iterable
 from functools import partial
 import heapq
@@ -174,15 +175,21 @@ class Cluster:
     """Keys that the segment can serve."""
     return self.master.inventory(segment)
 
-  def inventories(self) -> list[Inventory]:
+  def inventories(
+    self, of: Container[tuple[str, str]] | None = None
+  ) -> list[Inventory]:
     """All that the segments can serve now, as events.
 
     A Conductor that hears them knows what one knows that heard all events.
+
+    Args:
+      of: only of segments of these instances and media.
     """
     now_s, master = self.backend.now_s(), self.master
     return [
       master.events.inventory(segment, master.inventory(segment), now_s)
       for segment in master.segments()
+      if of is None or (owner(segment), medium(segment)) in of
     ]
 
   def held_blocks(self) -> dict[tuple[str, Medium], int]:

@@ -154,7 +154,10 @@ def serve(
       else:
         let_go(book[due.request_id])
     hear(cluster.step(agenda.next_s))
-    if advice := conductor.advise(cluster.backend.now_s()):
+    now_s = cluster.backend.now_s()
+    if doubtful := conductor.doubtful(now_s):
+      hear([*cluster.inventories(doubtful)])
+    if advice := conductor.advise(now_s):
       _carry_out(advice, cluster)
   balance.check(book.records, cluster.held_blocks(), cluster.leaks())
   return book.records, journal

@@ -228,3 +228,23 @@ def test_copies_ahead_stay_within_their_bytes_and_go_when_they_cool():
     assert blocks <= 2 * (end_s + 4.0)
   holders = [n for n in spec.prefill_names if keys <= {*cluster.inventory(n)}]
   assert len(holders) == 1
+
+
+def test_what_was_not_heard_of_is_put_right_by_an_inventory():
+  """One event is lost; the segment's later ones don't wait for it for ever."""
+  one = replace(SPEC, prefill_instances=1)
+  cluster, conductor = make_virtual(one), make_conductor(one)
+  lost, hear = [], conductor.observe
+
+  def hear_but_one(event):
+    if isinstance(event, BlocksStored) and not lost:
+      lost.append(event)
+    else:
+      hear(event)
+
+  conductor.observe = hear_but_one
+  serve(shared_prefix_requests(16, every_s=1.0), conductor, cluster)
+  (missed,) = lost
+  index = conductor.view.index
+  assert {*missed.keys} <= {*index.inventory(missed.instance)}
+  assert {*index.inventory('prefill0')} == {*cluster.inventory('prefill0')}

@@ -9,6 +9,7 @@ replay to the same placements.
 As in FAST'25 section 4.1, Algorithm 1. Differs: see `policies.paper`.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 import copy
@@ -34,6 +35,8 @@ from mooncake_jax.request import Placement
 from mooncake_jax.request import Rejection
 from mooncake_jax.request import Request
 from mooncake_jax.slo import SLO
+
+ASK_EVERY_S = 5.0
 
 
 class Conductor:
@@ -71,6 +74,7 @@ class Conductor:
     self.view = View(spec, cluster, model, costs, instances or {})
     self._line = EventLine(spec.telemetry)
     self._adviser = Adviser(spec, self.view)
+    self._asked_s = 0.0
 
   def place(
     self,
@@ -128,6 +132,17 @@ class Conductor:
     """After a restart: believes in what the instances say they hold."""
     for inventory in inventories:
       self.view.index.observe(inventory)
+
+  def doubtful(self, now_s: float) -> Collection[tuple[str, str]]:
+    """Segments (instance, tier) whose inventory it asks for: events were lost.
+
+    None again for `ASK_EVERY_S`: an answer takes time in what a segment holds,
+    and may be late or lost itself.
+    """
+    if now_s < self._asked_s + ASK_EVERY_S:
+      return ()
+    self._asked_s = now_s
+    return self.view.index.doubtful()
 
   def keeps_tbt(
     self, request: Request, instance: str, num_rows: int, context_tokens: int

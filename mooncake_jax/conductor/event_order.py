@@ -4,8 +4,9 @@
 The store numbers what it tells of a segment, 1, 2, 3 … (`seq`). A repeated
 event is dropped, an early one waits for those before it. So any order of
 arrival, with any repetition, ends in the same belief. An event that never
-comes is given up once `max_waiting` wait for it: from then on the belief may
-be wrong until the segment's inventory is heard, which puts it right.
+comes is given up once `max_waiting` wait for it, or one has for `GIVE_UP_S`:
+from then on the belief may be wrong until the segment's inventory is heard,
+which puts it right.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from mooncake_jax.events import Inventory
 from mooncake_jax.events import StoreEvent
 
 MAX_WAITING = 1024
+# By when the events happened; far more than they overtake each other by.
+GIVE_UP_S = 5.0
 
 
 class EventOrder:
@@ -48,7 +51,9 @@ class EventOrder:
       self.seq = seq
       return (event,)
     self._waiting[seq] = event
-    if len(self._waiting) > self._max_waiting:
+    longest = next(iter(self._waiting.values()))
+    waited_s = event.time_s - longest.time_s
+    if len(self._waiting) > self._max_waiting or waited_s > GIVE_UP_S:
       self._give_up()
     return self._follow()
 

@@ -4,7 +4,9 @@
 For studies of a Conductor that is badly informed. Late and lost events only
 make beliefs older: queues run down by themselves, reservations expire, a plan
 on blocks that are gone is recomputed, and what a later event implies (tokens
-say that prefill ended) is taken from it.
+say that prefill ended) is taken from it. A store event that is lost holds up
+its segment's next ones for seconds (`event_order.py`), then the segment's
+inventory is asked for (`Conductor.doubtful`).
 """
 
 from collections import deque
