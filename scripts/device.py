@@ -15,6 +15,8 @@ import jax
 
 from mooncake_jax.blocks.segments import REMOTE
 from mooncake_jax.cluster_spec import ClusterSpec
+from mooncake_jax.distributed.hosts import led
+from mooncake_jax.distributed.job import JaxJob
 from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.spec import Role
@@ -25,26 +27,24 @@ from mooncake_jax.transfer.host_memory import keep_freed_memory
 from mooncake_jax.transfer.mooncake_store import MooncakeSegment
 from scripts.experiment import Experiment
 from scripts.gin_source import ROOT
-from scripts.hosts import Hosts
-from scripts.hosts import led
 from scripts.kv_scales import measured_scales
 from scripts.program_cache import keep_programs
 
 
 @contextmanager
 def device_backend(
-  experiment: Experiment, config: ModelConfig, hosts: Hosts | None = None
+  experiment: Experiment, config: ModelConfig, job: JaxJob | None = None
 ) -> Iterator[DeviceBackend]:
   """Loads weights onto each instance and compiles; ends all at the end.
 
   Args:
-    hosts: this process leads those of a job.
+    job: whose other processes this one leads.
 
   Raises:
     ValueError: too few devices.
   """
   with loaded(experiment, config) as backend:
-    with nullcontext() if hosts is None else led(backend, hosts):
+    with nullcontext() if job is None else led(backend, job.address):
       seconds = warmup(backend)
       print(f'loaded and compiled in {seconds:.0f} s', file=sys.stderr)
       yield backend

@@ -16,6 +16,7 @@ from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import RaySpec
 from mooncake_jax.distributed.token import require_token
 from mooncake_jax.distributed.worker import WorkerSpec
+from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.model_config import ModelConfig
 from mooncake_jax.transfer.mooncake_client import reach
 from mooncake_jax.transfer.mooncake_source import MooncakeSource
@@ -108,6 +109,7 @@ def on_devices(experiment: Experiment, config: ModelConfig) -> list[WorkerSpec]:
   if experiment.store is not None:
     store = MooncakeSource(experiment.store, cluster.mooncake_bytes)
   names, secret = [i.name for i in instances], secrets.token_hex(32)
+  counts = [processes_of(instance, experiment.ray) for instance in instances]
   return [
     WorkerSpec(
       config,
@@ -118,8 +120,23 @@ def on_devices(experiment: Experiment, config: ModelConfig) -> list[WorkerSpec]:
       cluster.kv_dtype,
       experiment.ray.wire,
       secret,
-      partial(start_jax, instance.num_devices * instance.num_stages),
+      partial(start_jax, instance.num_devices * instance.num_stages // count),
       store,
+      count,
     )
-    for instance in instances
+    for instance, count in zip(instances, counts)
   ]
+
+
+def processes_of(instance: InstanceSpec, spec: RaySpec) -> int:
+  """That an instance spans; raises ValueError if it can't."""
+  count = instance.num_devices * instance.num_stages
+  most = spec.devices_per_process
+  if most is None or count <= most:
+    return 1
+  if count % most:
+    raise ValueError(
+      f'RaySpec.devices_per_process={most} must divide the '
+      f'{count} devices of {instance.name}'
+    )
+  return count // most

@@ -33,7 +33,8 @@ from scripts.errors import one_line_errors
 from scripts.experiment import Experiment
 from scripts.hosts import add_options
 from scripts.hosts import follow
-from scripts.hosts import hosts_of
+from scripts.hosts import job_of
+from scripts.hosts import join
 from scripts.hosts import on_hosts
 from scripts.running import folder_of
 from scripts.running import run
@@ -86,13 +87,13 @@ def _run(
   args: argparse.Namespace, experiment: Experiment, operative: str, out: Path
 ) -> dict[str, Outcome]:
   """What it gave; nothing in a process that follows another."""
-  hosts = hosts_of(args, experiment)
-  if hosts is None:
+  job = job_of(args, experiment)
+  if job is None:
     return run(experiment, operative, out, resumes=args.resume)
-  if not hosts.join(experiment):
+  if not join(job, experiment):
     follow(experiment)
     return {}
-  led = partial(on_hosts, hosts)
+  led = partial(on_hosts, job)
   return run(experiment, operative, out, led, resumes=args.resume)
 
 

@@ -13,6 +13,9 @@ from typing import Any
 from typing import TYPE_CHECKING
 import warnings
 
+import jax
+import numpy as np
+
 from engine_pieces import MODEL
 from engine_pieces import tiny_params
 from lifecycle import close
@@ -34,6 +37,7 @@ from mooncake_jax.serve import Decision
 from mooncake_jax.serve import serve
 from scripts.device import instance_specs
 from scripts.device import start_jax
+from scripts.ray_cluster import processes_of
 
 if TYPE_CHECKING:  # told of its token first
   from mooncake_jax.distributed.backend import RayBackend
@@ -52,7 +56,7 @@ def ray_cluster(
   require_token()
   from mooncake_jax.distributed.backend import RayBackend
 
-  layout, workers = cluster.layout(MODEL), worker_specs(cluster, store)
+  layout, workers = cluster.layout(MODEL), worker_specs(cluster, spec, store)
   with RayBackend(layout, workers, spec, absent=cluster.absent) as made:
     yield made
   # Ray does not wait for the processes that it ends.
@@ -62,23 +66,25 @@ def ray_cluster(
 
 
 def worker_specs(
-  cluster=SPEC, store: StoreSource | None = None
+  cluster=SPEC, spec: RaySpec = RAY, store: StoreSource | None = None
 ) -> list[WorkerSpec]:
   instances = instance_specs(cluster, MODEL)
   names = [instance.name for instance in instances]
+  params = jax.tree.map(np.asarray, tiny_params())
   return [
     WorkerSpec(
       MODEL,
       cluster.layout(MODEL),
       instance,
       tuple(name for name in names if name != instance.name),
-      tiny_params(),
+      params,
       'float32',
       WireSpec('tcp', checksums=True, stall_s=2.0),
       'secret',
       # As many as in the tests' process: so what that has compiled is found.
       partial(start_jax, 8),
       store,
+      processes_of(instance, spec),
     )
     for instance in instances
   ]

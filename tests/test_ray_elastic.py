@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that come, change and go while a cluster serves."""
+"""Processes that come, change and go while a cluster serves.
+
+The decode instance spans two, which serve, and die, as one does.
+"""
 
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
 import importlib.util
+import os
 from pathlib import Path
+import signal
 import time
 
 import numpy as np
@@ -18,6 +23,7 @@ from lifecycle import make_virtual
 from lifecycle import MODEL
 from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
+from mooncake_jax.cluster_spec import InstanceSizes
 from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.events import Event
 from mooncake_jax.events import Finished
@@ -30,12 +36,22 @@ from mooncake_jax.request import Request
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import serve
 from ray_pieces import one_process
+from ray_pieces import RAY
 from ray_pieces import ray_cluster
+from ray_pieces import worker_specs
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec('ray') is None, reason='Ray is not installed'
 )
-SMALL = replace(SPEC, decode_instances=1, absent=('prefill1',), switchable=True)
+SMALL = replace(
+  SPEC,
+  decode_instances=1,
+  instances={'decode0': InstanceSizes(tensor_parallel=2)},
+  absent=('prefill1',),
+  switchable=True,
+)
+SPANNING = replace(RAY, devices_per_process=1)
+NOTICED_S = 5.0  # on a busy machine
 CLIENTS, MOST = 3, 4000  # requests under way, and of a run
 RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(2, MODEL.vocab_size, 20 + i % 9) for i in range(12)]
@@ -50,11 +66,11 @@ def expected():
 
 @pytest.fixture(scope='module')
 def backend(expected):
-  """One prefill and one decode process; one more may come.
+  """One prefill and two decode processes; one more may come.
 
   They find their programs compiled, by the process that they are held against.
   """
-  with ray_cluster(SMALL) as made:
+  with ray_cluster(SMALL, SPANNING) as made:
     yield made
 
 
@@ -187,6 +203,57 @@ def test_what_is_let_go_ends_also_while_it_starts(backend, cluster):
     time.sleep(0.02)
   with pytest.raises(ValueError, match="no instance 'prefill9'"):
     backend.bring('prefill9')
+
+
+def test_an_instance_ends_with_any_of_its_processes(backend, cluster):
+  leader = backend.crew.process_ids['decode0']
+  (follower,) = followers_beside(leader)
+  os.kill(follower, signal.SIGKILL)
+  killed_s, told = time.monotonic(), []
+  while not told:
+    assert time.monotonic() < killed_s + NOTICED_S
+    told += cluster.step(backend.now_s() + 0.1)
+  assert [(type(e), e.instance) for e in told] == [(InstanceLost, 'decode0')]
+  backend.dismiss('decode0')  # or it would be started anew
+  while Path(f'/proc/{leader}').exists():
+    assert time.monotonic() < killed_s + NOTICED_S
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+  'fields, most, wanted',
+  [
+    ({'stages': 3}, 1, 'only an instance of one stage'),
+    ({'tensor_parallel': 3}, 2, 'must divide the 3 devices of prefill0'),
+  ],
+)
+def test_what_cannot_span_processes_is_refused(fields, most, wanted):
+  spec = replace(SPANNING, devices_per_process=most)
+  with pytest.raises(ValueError, match=wanted):
+    worker_specs(replace(SPEC, **fields), spec)
+
+
+def followers_beside(leader: int) -> list[int]:
+  """Processes of the same node that follow some other."""
+  return [
+    int(path.name)
+    for path in Path('/proc').glob('[0-9]*')
+    if words(path / 'cmdline').startswith('ray::FollowerActor')
+    and parent(int(path.name)) == parent(leader)
+  ]
+
+
+def parent(process: int) -> int | None:
+  fields = words(Path(f'/proc/{process}/stat')).rpartition(') ')[2].split()
+  return int(fields[1]) if fields else None
+
+
+def words(path: Path) -> str:
+  """What it says of a process; nothing of one that is no more."""
+  try:
+    return path.read_text()
+  except OSError:
+    return ''
 
 
 def arrived(cluster: Cluster) -> InstanceJoined:

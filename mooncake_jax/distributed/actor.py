@@ -14,6 +14,7 @@ from typing import Any
 from typing import cast
 
 import ray
+from ray.util.placement_group import PlacementGroup
 
 from mooncake_jax.blocks.segments import ssd_segment
 from mooncake_jax.costs.links import LinkSpeed
@@ -21,9 +22,11 @@ from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.commands import Report
+from mooncake_jax.distributed.group import lead
 from mooncake_jax.distributed.reports import gathered
 from mooncake_jax.distributed.spec import Process
 from mooncake_jax.distributed.spec import ProcessSpec
+from mooncake_jax.distributed.spec import Spanning
 from mooncake_jax.request import BlockKey
 
 NODE = 'node'  # see `WireSpec.bind`
@@ -42,7 +45,7 @@ class InstanceActor:
     """
     self._specs, changed = specs, threading.Condition()
     self._instances: dict[str, Process] = {
-      spec.name: spec.start(name, _bind(spec), changed) for spec in specs
+      spec.name: _start(spec, name, changed) for spec in specs
     }
     self._all = [*self._instances.values()]
     for each in self._all:
@@ -64,6 +67,10 @@ class InstanceActor:
     for each in self._all:
       each.take_over(driver, TAKE_S)
     return self._specs[0].secret
+
+  def group(self) -> PlacementGroup | None:
+    """The places of this process and those that follow it, if some do."""
+    return ray.util.get_current_placement_group()
 
   def clock_s(self) -> float:
     """This process's clock, or the driver's once that is known."""
@@ -106,10 +113,15 @@ class InstanceActor:
     return gathered(self._all, patience_s, driver, gather_s)
 
 
-def _bind(spec: ProcessSpec) -> str:
-  """The address to listen at."""
+def _start(
+  spec: ProcessSpec, process: str, changed: threading.Condition
+) -> Process:
+  """Makes an instance, of which this process may be the first of several."""
   bind = spec.wire.bind
-  return ray.util.get_node_ip_address() if bind == NODE else bind
+  here = ray.util.get_node_ip_address() if bind == NODE else bind
+  if isinstance(spec, Spanning) and spec.num_processes > 1:
+    spec = lead(spec, here)
+  return spec.start(process, here, changed)
 
 
 def made_of(spec: Any) -> str:
@@ -123,7 +135,7 @@ def made_of(spec: Any) -> str:
   return ', '.join(
     f'{name}={value}'
     for name, value in found.items()
-    if name not in ('secret', 'prepare')
+    if name not in ('secret', 'prepare', 'job')
   )
 
 

@@ -25,6 +25,7 @@ from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.launching import CALL_S
 from mooncake_jax.distributed.launching import join_ray
+from mooncake_jax.distributed.launching import Launched
 from mooncake_jax.distributed.launching import Launcher
 from mooncake_jax.distributed.member import Joined
 from mooncake_jax.distributed.member import Lost
@@ -71,11 +72,11 @@ class Crew:
     # Who is to be there, and how often each may still be started.
     self._wanted = {*processes} - {*absent}
     self._tries = dict.fromkeys(processes, spec.max_restarts)
-    self._owns_ray = join_ray(spec, len(processes))
+    self._owns_ray = join_ray(spec, self._launcher.num_places)
     self._members: dict[str, Member] = {}
     # As of the news taken: what is told to a process is for that process.
     self._known: dict[str, Member] = {}
-    self._launching: dict[str, Any] = {}
+    self._launching: dict[str, Launched] = {}
     self._starters: dict[str, threading.Thread] = {}
     self._looked_s = time.monotonic()
     try:
@@ -89,14 +90,14 @@ class Crew:
   def _start_all(self, on_start: Callable[[int, int], None]) -> None:
     """Has all that are wanted, those too that an earlier driver left."""
     left = self._launcher.take_over(self._wanted)
-    actors = {
+    all_launched = {
       process: left.get(process) or self._launcher.launch(process)
       for process in self._launcher.processes
       if process in self._wanted
     }
-    for process, actor in actors.items():
-      self._members[process] = meet(process, actor, self._spec.start_s)
-      on_start(len(self._members), len(actors))
+    for process, launched in all_launched.items():
+      self._members[process] = meet(process, launched, self._spec.start_s)
+      on_start(len(self._members), len(all_launched))
     self._known = {**self._members}
 
   @property
@@ -129,7 +130,7 @@ class Crew:
       by_process.setdefault(self._home[name], {})[name] = commands
     for process, some in by_process.items():
       if (member := self._known.get(process)) is not None:
-        member.actor.do.remote(some, self._launcher.driver)
+        member.launched.actor.do.remote(some, self._launcher.driver)
 
   def take(self, timeout_s: float) -> tuple[list[tuple[str, News]], bool]:
     """Waits for news, in order; also tells whether it was woken.
@@ -160,7 +161,7 @@ class Crew:
   ) -> dict[str, Any]:
     """Calls a method of some instances; those that don't answer lack."""
     refs = {
-      name: getattr(member.actor, method).remote(name, *args)
+      name: getattr(member.launched.actor, method).remote(name, *args)
       for name in names
       if (member := self._known.get(self._home[name])) is not None
     }
@@ -213,7 +214,7 @@ class Crew:
       member = self._members.get(process)
       coming = self._launching.get(process)
     if coming is not None:
-      ray.kill(coming)  # so that who waits for it hears
+      coming.end()  # so that who waits for it hears
     if member is not None:
       self._lose(member, 'was let go')
 
@@ -226,8 +227,8 @@ class Crew:
       self._is_closed = True
       launching = [*self._launching.values()]
       starters = [*self._starters.values()]
-    for actor in launching:
-      ray.kill(actor)
+    for launched in launching:
+      launched.end()
     for thread in (self._thread, *starters):
       thread.join()
     self._shut_down(ends_named or not self._spec.name)
@@ -235,7 +236,7 @@ class Crew:
   def _shut_down(self, ends_all: bool = True) -> None:
     for member in self._members.values():
       if ends_all:
-        ray.kill(member.actor)
+        member.launched.end()
     if self._owns_ray:
       ray.shutdown()
 
@@ -268,7 +269,7 @@ class Crew:
     for member in silent:
       # Nobody has asked it before, however long the others took to start.
       member.heard_s = time.monotonic()
-      ref = member.actor.report.remote(
+      ref = member.launched.actor.report.remote(
         REPORT_S, self._launcher.driver, self._spec.tokens_wait_s
       )
       asked[ref] = member
@@ -304,7 +305,7 @@ class Crew:
 
   def _lose(self, member: Member, why: str) -> None:
     """A process is no more, or may not go on; another one may be started."""
-    ray.kill(member.actor)
+    member.launched.end()
     process = member.process
     with self._changed:
       if self._members.get(process) is not member:
@@ -328,16 +329,16 @@ class Crew:
 
   def _start(self, process: str) -> None:
     """Starts a process, as often as it may, until it is there."""
-    while (actor := self._launch_again(process)) is not None:
+    while (launched := self._launch_again(process)) is not None:
       try:
-        member = meet(process, actor, self._spec.start_s)
+        member = meet(process, launched, self._spec.start_s)
       except RuntimeError:
         continue
       if self._admit(member):
         return
 
-  def _launch_again(self, process: str) -> Any | None:
-    """The next actor to try with; None ends the trying."""
+  def _launch_again(self, process: str) -> Launched | None:
+    """The next one to try with; None ends the trying."""
     with self._changed:
       self._launching.pop(process, None)
       may_start = process in self._wanted and self._tries[process]
@@ -345,15 +346,15 @@ class Crew:
         del self._starters[process]
         return None
       self._tries[process] -= 1
-      actor = self._launching[process] = self._launcher.launch(process)
-      return actor
+      launched = self._launching[process] = self._launcher.launch(process)
+      return launched
 
   def _admit(self, member: Member) -> bool:
     """Makes it its instances' process, if that is still wanted."""
     process = member.process
     with self._changed:
       if process not in self._wanted:
-        ray.kill(member.actor)
+        member.launched.end()
         return False
       del self._launching[process], self._starters[process]
       self._members[process] = member

@@ -7,7 +7,10 @@ by a collective; JSON and bytes, never code. Whoever is gone ends the others:
 one job lives and dies together.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import contextmanager
+from functools import partial
 import hmac
 import json
 import secrets
@@ -21,6 +24,9 @@ import numpy as np
 
 from mooncake_jax.distributed.channel import Channel
 from mooncake_jax.distributed.channel import raw_views
+from mooncake_jax.engine.device import DeviceBackend
+from mooncake_jax.engine.spanning import Follower
+from mooncake_jax.engine.spanning import SpanningPool
 
 NOTE_BYTES = 512
 STALL_S = 60.0
@@ -125,6 +131,37 @@ class Followed:
 
   def close(self) -> None:
     self._channel.close()
+
+
+@contextmanager
+def led(backend: DeviceBackend, host: str) -> Iterator[None]:
+  """This process tells the others what its pools do; see `Leader`."""
+  leader = Leader(host)
+  try:
+    for name, instance in backend.instances.items():
+      pool = instance.stages[0].desk.pool
+      assert isinstance(pool, SpanningPool)
+      pool.tell = partial(leader.tell, name)
+    yield
+  finally:
+    leader.close()
+
+
+def follow(backend: DeviceBackend) -> None:
+  """Does what the first process tells, to its end.
+
+  Raises:
+    OSError: that process is gone.
+  """
+  followers = {}
+  for name, instance in backend.instances.items():
+    desk = instance.stages[0].desk
+    assert isinstance(desk.pool, SpanningPool) and desk.model is not None
+    followers[name] = Follower(desk.pool, desk.model)
+  leader = Followed()
+  while (told := leader.next()) is not None:
+    followers[told.pool].do(told.what, told.numbers, told.arrays)
+  leader.close()
 
 
 def _spread(note: dict | None) -> dict:

@@ -15,6 +15,7 @@ from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Report
 from mooncake_jax.distributed.hands import ping
 from mooncake_jax.distributed.launching import CALL_S
+from mooncake_jax.distributed.launching import Launched
 from mooncake_jax.request import BlockKey
 
 PINGS = 16
@@ -43,13 +44,14 @@ class Member:
 
   Attributes:
     process: the name of its first instance.
+    launched: its actor.
     addresses: where its instances listen, by name.
     left: blocks that they found of an earlier process or driver, by segment.
     last: what they told last.
   """
 
   process: str
-  actor: Any
+  launched: Launched
   addresses: Mapping[str, Address]
   process_id: int
   heard_s: float
@@ -57,12 +59,13 @@ class Member:
   last: dict[str, Report] = field(default_factory=dict)
 
 
-def meet(process: str, actor: Any, patience_s: float) -> Member:
+def meet(process: str, launched: Launched, patience_s: float) -> Member:
   """Waits until a process is there, and tells it the time.
 
   Raises:
     RuntimeError: it did not start within `patience_s`; it is ended.
   """
+  actor = launched.actor
   try:
     addresses: Any = ray.get(actor.addresses.remote(), timeout=patience_s)
     ahead_s = ping(
@@ -72,8 +75,8 @@ def meet(process: str, actor: Any, patience_s: float) -> Member:
     process_id: Any = ray.get(actor.process_id.remote(), timeout=CALL_S)
     left: Any = ray.get(actor.left.remote(), timeout=patience_s)
   except RayError as error:
-    ray.kill(actor)
+    launched.end()
     why = 'it took too long' if isinstance(error, GetTimeoutError) else error
     raise RuntimeError(f'instance {process!r} did not start: {why}') from error
   found = {name: (host, port) for name, (host, port) in addresses.items()}
-  return Member(process, actor, found, process_id, time.monotonic(), left)
+  return Member(process, launched, found, process_id, time.monotonic(), left)

@@ -9,11 +9,13 @@ import threading
 from typing import get_args
 from typing import Literal
 from typing import Protocol
+from typing import runtime_checkable
 
 from mooncake_jax.costs.links import LinkSpeed
 from mooncake_jax.distributed.channel import Address
 from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Holdings
+from mooncake_jax.distributed.job import JaxJob
 from mooncake_jax.distributed.reports import Telling
 from mooncake_jax.request import BlockKey
 
@@ -66,8 +68,11 @@ class RaySpec:
       of that name takes them over with the blocks that they hold; '' has them
       end with it. Needs an `address`.
     wire: how KVCache gets from process to process.
-    num_cpus, num_gpus: that an instance takes of its node.
-    resources: more of what an instance takes, by its name: where it goes.
+    devices_per_process: an instance of more spans processes of so many each,
+      on nodes of their own where there are several; None: none does.
+    num_cpus, num_gpus: that a process takes of its node.
+    resources: more of what a process takes, by its first instance: where it
+      goes.
     start_s: how long an instance may take to load and compile.
     silence_s: an instance that tells nothing for so long is taken for lost.
     max_restarts: how often one that was lost is started again.
@@ -86,6 +91,7 @@ class RaySpec:
   address: str | None = None
   name: str = ''
   wire: WireSpec = WireSpec()
+  devices_per_process: int | None = None
   num_cpus: float = 1.0
   num_gpus: float = 0.0
   resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -109,6 +115,10 @@ class RaySpec:
     for name in ('num_cpus', 'num_gpus', 'max_restarts', 'gather_s'):
       if (getattr(self, name) or 0) < 0:
         raise ValueError(f'RaySpec.{name}={getattr(self, name)} must be >= 0')
+    if self.devices_per_process is not None and self.devices_per_process < 1:
+      raise ValueError(
+        f'RaySpec.devices_per_process={self.devices_per_process} must be >= 1'
+      )
     count = self.instances_per_process
     if count < 1 or (count > 1 and not self.simulated):
       raise ValueError(
@@ -212,3 +222,33 @@ class ProcessSpec(Protocol):
       changed: of all instances of that process; see `Hands`.
     """
     ...
+
+
+@runtime_checkable
+class Spanning(ProcessSpec, Protocol):
+  """`ProcessSpec` of what may span several processes, the first of which leads.
+
+  They are those of one `jax.distributed` job.
+  """
+
+  @property
+  def num_processes(self) -> int:
+    """That it spans."""
+    ...
+
+  def part(self, job: JaxJob) -> 'Spanning':
+    """The same, for one of them."""
+    ...
+
+  def follow(self) -> None:
+    """Does in this process, which is not the first, what that one tells.
+
+    Raises:
+      OSError: that one is gone.
+    """
+    ...
+
+
+def num_processes(spec: ProcessSpec) -> int:
+  """That an instance spans."""
+  return spec.num_processes if isinstance(spec, Spanning) else 1

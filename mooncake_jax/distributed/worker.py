@@ -7,6 +7,7 @@ It runs the device backend of one instance; how it is driven stands in
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,9 @@ from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.handover import Estate
 from mooncake_jax.distributed.hands import Hands
 from mooncake_jax.distributed.holdings import holdings_of
+from mooncake_jax.distributed.hosts import follow
+from mooncake_jax.distributed.hosts import led
+from mooncake_jax.distributed.job import JaxJob
 from mooncake_jax.distributed.landing import Landing
 from mooncake_jax.distributed.movers import make_mover
 from mooncake_jax.distributed.offers import PartShape
@@ -56,10 +60,13 @@ class WorkerSpec:
   Attributes:
     instance: its sizes.
     peers: names of the cluster's other instances.
-    params: a tree, or what loads one; see `DeviceBackend`.
+    params: a tree, or what loads one; see `DeviceBackend`. JAX's own arrays
+      start JAX where they arrive, so what spans processes has none.
     prepare: called first of all, before JAX runs there.
     secret: what all workers of the cluster know.
     store: of all that prefill, and of other clusters.
+    num_processes: that it spans, each with as many of its devices.
+    job: of these this one; None where there is one.
   """
 
   config: ModelConfig
@@ -72,6 +79,21 @@ class WorkerSpec:
   secret: str
   prepare: Callable[[], None] = lambda: None
   store: StoreSource | None = None
+  num_processes: int = 1
+  job: JaxJob | None = None
+
+  def __post_init__(self):
+    name, count = self.instance.name, self.num_processes
+    if count > 1 and self.instance.num_stages > 1:
+      raise ValueError(
+        f'WorkerSpec {name!r}: num_processes={count}, but only an instance of '
+        f'one stage spans processes, not of {self.instance.num_stages}'
+      )
+    if count < 1 or self.instance.num_devices % count:
+      raise ValueError(
+        f'WorkerSpec {name!r}: num_processes={count} must divide its '
+        f'num_devices={self.instance.num_devices}'
+      )
 
   @property
   def name(self) -> str:
@@ -85,6 +107,21 @@ class WorkerSpec:
   def with_secret(self, secret: str) -> 'WorkerSpec':
     """The same, with the secret of others."""
     return replace(self, secret=secret)
+
+  def part(self, job: JaxJob) -> 'WorkerSpec':
+    """See `spec.Spanning`."""
+    return replace(self, job=job)
+
+  def follow(self) -> None:
+    """See `spec.Spanning`."""
+    assert self.job is not None
+    self.prepare()
+    self.job.join()
+    # SSDs are the first one's.
+    own = replace(self.instance, ssd_url=None, ssd_bytes=0)
+    what = (self.config, self.layout, [own], self.params)
+    with DeviceBackend(*what, kv_dtype=self.kv_dtype) as backend:
+      follow(backend)
 
   def start(
     self, process: str, bind: str, changed: threading.Condition | None = None
@@ -112,7 +149,10 @@ class Worker(Hands[DeviceBackend]):
       changed: see `Hands`.
     """
     spec.prepare()
+    if spec.job is not None:
+      spec.job.join()
     super().__init__(spec.instance.name, changed)
+    self._ends = ExitStack()
     self._mover = make_mover(
       spec.wire.mover, name, spec.wire.devices, spec.wire.bind
     )
@@ -134,6 +174,8 @@ class Worker(Hands[DeviceBackend]):
       arrivals=self.arrivals,
     )
     self.estate = Estate(self.backend, stores)
+    if spec.job is not None:
+      self._ends.enter_context(led(self.backend, spec.job.address))
     warmup(self.backend)
     self._shape = PartShape(
       spec.config.num_layers,
@@ -178,6 +220,7 @@ class Worker(Hands[DeviceBackend]):
     self.arrivals.close()
     self._landing.close()
     self.backend.close()
+    self._ends.close()
     self._mover.close()
 
   def _lead(self, instance: str, address: Address | None) -> None:

@@ -29,6 +29,8 @@ def on_huge_pages(tree: Tree) -> Tree:
 
 
 def _move(array: jax.Array) -> None:
+  if not array.is_fully_addressable:
+    return  # JAX does not know the shards here of all that span processes
   for shard in array.addressable_shards:
     if shard.device.platform == 'cpu' and shard.data.nbytes >= 2 * BYTES:
       start = shard.data.unsafe_buffer_pointer()
