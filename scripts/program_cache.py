@@ -16,8 +16,14 @@ _hash_options = cache_key._hash_serialized_compile_options
 
 
 def keep_programs(folder: Path) -> None:
-  """Keeps all programs in `folder`, quickly compiled ones too."""
-  jax.config.update('jax_compilation_cache_dir', str(folder))
+  """Keeps all programs, quickly compiled ones too.
+
+  Args:
+    folder: where, unless JAX was told (JAX_COMPILATION_CACHE_DIR): a checkout
+      may be read-only, or one for all nodes.
+  """
+  if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore
+    jax.config.update('jax_compilation_cache_dir', str(folder))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   cache_key._hash_serialized_compile_options = _of_any_device
 
