@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import jax
+from jax import numpy as jnp
 import numpy as np
 import pytest
 
@@ -128,6 +129,34 @@ def test_instances_may_load_their_own_slices_of_the_parameters():
     expected = Desk(backend).prefill('a', random_tokens(7, 0), (1, 2))
   with tiny_backend(tiny_spec('a')) as backend:
     assert Desk(backend).prefill('a', random_tokens(7, 0), (1, 2)) == expected
+
+
+def test_loading_takes_little_more_memory_than_the_weights(monkeypatch):
+  """And the pool, which may take all the rest, comes after them."""
+  many, layout = replace(MODEL, num_layers=12), replace(LAYOUT, num_layers=12)
+  peak_bytes, before_bytes, stack = 0, _live_bytes(), jnp.stack
+
+  def watched(*args, **kwargs):
+    nonlocal peak_bytes
+    stacked = stack(*args, **kwargs)
+    peak_bytes = max(peak_bytes, _live_bytes() - before_bytes)
+    return stacked
+
+  monkeypatch.setattr(jnp, 'stack', watched)
+
+  def load(mesh):
+    return init_params(many, jax.random.key(0), mesh=mesh)
+
+  with DeviceBackend(many, layout, [tiny_spec('a')], load) as backend:
+    pool_bytes = backend.instances['a'].stages[0].desk.pool.kv.nbytes
+  weights = jax.tree.leaves(jax.eval_shape(lambda: load(None)))
+  weight_bytes = sum(array.size * array.dtype.itemsize for array in weights)
+  assert weight_bytes < pool_bytes
+  assert weight_bytes <= peak_bytes < 1.6 * weight_bytes
+
+
+def _live_bytes() -> int:
+  return sum(array.nbytes for array in jax.live_arrays())
 
 
 def test_what_could_not_start_is_not_under_way():

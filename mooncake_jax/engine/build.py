@@ -83,9 +83,10 @@ class Builder:
       name = self._spec.name
       if len(self._ranges) > 1:
         name += f'-stage{i}'
-      pool = self._pool(mesh, layers)
       groups = self._spec.layer_groups(*layers)
+      # Weights first: to arrange them takes memory that the pool has later.
       params = self._weights.on(mesh, self._unrolls, groups)
+      pool = self._pool(mesh, layers)
       model = MeshModel(
         self._config,
         pool,
@@ -121,11 +122,11 @@ class Builder:
     """One owner, one reader, and one program over all stages."""
     places = list(self._places())
     most = max(stop - start for start, stop in self._ranges)
-    pools = [self._pool(mesh, layers, most) for mesh, layers in places]
     params = [
       self._weights.on(mesh, False, [layers], tables=i == 0)[0]
       for i, (mesh, layers) in enumerate(places)
     ]
+    pools = [self._pool(mesh, layers, most) for mesh, layers in places]
     largest = max(self._spec.chunk_buckets)
     model = TickModel(self._config, pools, params, largest, self._programs)
     name = self._spec.name

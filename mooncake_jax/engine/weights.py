@@ -44,7 +44,7 @@ class Weights:
     # Where a KV head has copies, queries lie on other devices than it does.
     heads = mesh.shape['group'] == 1
     if callable(self._source):
-      params = self._source(mesh)
+      params = dict(self._source(mesh))  # which may keep what it gives
       with jax.set_mesh(mesh):
         params = _arranged(params, unroll)  # so nothing holds the other layout
         params = fuse.fuse(params, heads)
@@ -57,13 +57,14 @@ class Weights:
   def _tree(self, unroll: bool, heads: bool) -> Params:
     if (unroll, heads) not in self._trees:
       assert not callable(self._source)
-      fused = fuse.fuse(_arranged(self._source, unroll), heads)
+      fused = fuse.fuse(_arranged(dict(self._source), unroll), heads)
       self._trees[unroll, heads] = jax.tree.map(_host_view, fused)
     return self._trees[unroll, heads]
 
 
 def _arranged(params: Params, unroll: bool) -> Params:
-  change = model_params.unstack_layers if unroll else model_params.stack_layers
+  """Takes the tree over, but not the layers of one that others have too."""
+  change = model_params.unstack_layers if unroll else model_params.take_stacked
   return dict(change(params))
 
 

@@ -170,10 +170,27 @@ def _init(kind: str, key: jax.Array, shape, dtype) -> jax.Array:
 
 def stack_layers(params: Params) -> Params:
   """Returns the tree with its layers stacked; unchanged if they are."""
-  layers = params['layers']
-  if isinstance(layers, dict):
-    return params
-  return {**params, 'layers': jax.tree.map(lambda *a: jnp.stack(a), *layers)}
+  return take_stacked(dict(params))
+
+
+def take_stacked(params: Params) -> Params:
+  """As `stack_layers`, but takes the tree over: its layers are gone from it.
+
+  Each name's arrays are freed once they are stacked, where nobody else has
+  them: this takes no more memory than the tree and its largest name.
+  """
+  layers = params.pop('layers')
+  if not isinstance(layers, dict):
+    left = [dict(layer) for layer in layers]
+    del layers
+    layers = {
+      name: _stacked([a.pop(name) for a in left]) for name in [*left[0]]
+    }
+  return {**params, 'layers': layers}
+
+
+def _stacked(arrays: Sequence[Any]) -> Any:
+  return jax.tree.map(lambda *a: jnp.stack(a), *arrays)
 
 
 def unstack_layers(params: Params) -> Params:
