@@ -116,10 +116,11 @@ def _prefilled(view: View, placed: Placed, time_s: float) -> None:
   view.prefill.done(at.prefill, name, time_s)
   view.horizon.expect(name, time_s)
   view.decode.begins(name, time_s)
+  view.unexpect(placed)
 
 
 def _fetched(view: View, placed: Placed, event: PrefixFetched) -> None:
-  at = placed.placement
+  at, placed.transfers = placed.placement, ()
   taken_s = event.time_s - event.started_s
   view.transfer_error.observe(
     view.prefill.row[at.prefill], view.fetch_alone_s(at), taken_s

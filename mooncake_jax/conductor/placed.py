@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A placed request as the Conductor remembers it, until it ends or expires."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 import heapq
 
+from mooncake_jax.conductor.prefill_load import Planned
 from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.request import TokenSegment
@@ -18,6 +20,7 @@ class Placed:
     placed_s: when.
     prefill_factor: correction that its prefill was predicted with.
     tbt_factor: the same for its TBT.
+    transfers: of its prefix, as planned; none once they are known to be over.
     join_tbt_s: its TBT as predicted when its first token came, without it.
     prefilled: its prefill is known to have ended.
     last_token_s: when its last token came; None before the first.
@@ -34,6 +37,7 @@ class Placed:
   tbt_factor: float = 1.0
   join_tbt_s: float = 0.0
   prefilled: bool = False
+  transfers: Sequence[Planned] = ()
   segments: list[TokenSegment] = field(default_factory=list)
   preempted: bool = False
   first_token_s: float | None = None

@@ -35,6 +35,15 @@ class _Queued(NamedTuple):
 _NOTHING = _Queued(0.0, 0.0)
 
 
+class Planned(NamedTuple):
+  """A transfer as planned on the link of row i."""
+
+  i: int
+  link: Link
+  seconds: float
+  end_s: float
+
+
 class LinkWaits(dict[Link, np.ndarray]):
   """Seconds until each one's end of a link is free, [I]; made when asked."""
 
@@ -140,10 +149,17 @@ class PrefillLoads:
     elif gone is not None:
       self._waiting_s_I[i] = max(self._waiting_s_I[i] - gone.seconds, 0.0)
 
-  def occupy(self, i: int, link: Link, seconds: float, now_s: float) -> None:
-    """Plans `seconds` of transfer on the link of row i."""
+  def occupy(self, i: int, link: Link, seconds: float, now_s: float) -> float:
+    """Plans `seconds` of transfer on the link of row i; returns their end."""
     free_s_I = self.link_free_s_I[link]
-    free_s_I[i] = max(free_s_I[i], now_s) + seconds
+    end_s = free_s_I[i] = max(free_s_I.item(i), now_s) + seconds
+    return end_s
+
+  def vacate(self, planned: Planned, now_s: float) -> None:
+    """Gives back what of a planned transfer is still to come."""
+    left_s = min(planned.end_s - now_s, planned.seconds)
+    if left_s > 0:
+      self.link_free_s_I[planned.link][planned.i] -= left_s
 
   def queue_s_I(self, now_s: float) -> np.ndarray:
     """EstimatePrefillQueueTime: what stands before a new request, [I]."""

@@ -25,6 +25,7 @@ from mooncake_jax.conductor.matches import positions
 from mooncake_jax.conductor.output_lengths import OutputLengths
 from mooncake_jax.conductor.placed import Placed
 from mooncake_jax.conductor.placed import Reservations
+from mooncake_jax.conductor.prefill_load import Planned
 from mooncake_jax.conductor.prefill_load import PrefillLoads
 from mooncake_jax.conductor.prefix_index import PrefixIndex
 from mooncake_jax.conductor.running_mean import RunningMean
@@ -176,14 +177,17 @@ class View:
       at.reused_blocks * self.layout.block_size_tokens,
       at.prefill_s / factor,
     )
-    for link, owner, seconds in self._ways(i, at):
-      self.prefill.occupy(owner, link, seconds, now_s)
+    transfers = [
+      Planned(o, link, s, self.prefill.occupy(o, link, s, now_s))
+      for link, o, s in self._ways(i, at)
+    ]
     placed = Placed(
       request,
       placement,
       now_s,
       factor,
       self.tbt_odds.factor,
+      transfers=transfers,
     )
     expires_s = request.arrival_s + self._timeout_s
     self.placed.add(placed, max(expires_s, now_s))
@@ -255,8 +259,15 @@ class View:
     self.prefill.remove(at.prefill, name, now_s)
     self.decode.remove(name)
     self.horizon.remove(name)
+    if not placed.prefilled:
+      self.unexpect(placed)
+      for planned in placed.transfers:
+        self.prefill.vacate(planned, now_s)
+
+  def unexpect(self, placed: Placed) -> None:
+    """Its blocks are stored by now, or never will be."""
     if self.reuse:
-      self.index.unexpect(at.prefill, placed.request.block_keys)
+      self.index.unexpect(placed.placement.prefill, placed.request.block_keys)
 
   def end_try(self, request_id: str, now_s: float) -> None:
     """Nothing is held for the request any more; ignores one not placed."""
