@@ -72,7 +72,7 @@ def shared(quick: bool) -> Iterator[Row]:
     print(f'no rows of a shared store: {error}', file=sys.stderr)
     return
   turns = 5 if quick else 15
-  with running_master(lease_s=0.1) as master:
+  with running_master() as master:
     with running_storage(master.address, STORE_BYTES) as storage:
       there = MooncakeConfig(master.address, timeout_s=TIMEOUT_S)
       ways = {'tcp': there, 'shared': replace(there, daemon=storage.address)}
@@ -182,7 +182,7 @@ def _workers(
   )
   made = on_devices(base, MODEL)
   return cluster.layout(MODEL), {
-    way: replace(worker, peers=(), store=MooncakeSource(config, STORE_BYTES))
+    way: replace(worker, store=MooncakeSource(config, STORE_BYTES))
     for worker, (way, config) in zip(made, ways.items())
   }
 
