@@ -70,9 +70,9 @@ def loaded(
     )
   stores = _stores(experiment, config)
   # CPU devices share one tree; elsewhere each instance reads its own slices,
-  # and smaller weights are made of them there.
+  # and int8 weights are made of them there.
   scales = measured_scales(model, spec.kv_dtype)
-  is_small = model.weights != 'float32' or scales is not None
+  is_small = model.weights == 'int8' or scales is not None
   is_shared = jax.default_backend() == 'cpu' and not is_small
   with DeviceBackend(
     config,

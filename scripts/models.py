@@ -20,7 +20,7 @@ from mooncake_jax.workload.session_file import Message
 from mooncake_jax.workload.words import WordCodec
 from scripts.gin_source import ROOT
 
-Weights = Literal['float32', 'int8']
+Weights = Literal['float32', 'bfloat16', 'int8']
 # KVCache of these has scales, measured on a text that should not change.
 SCALED: tuple[KVDtype, ...] = ('int8', 'float8_e4m3fn')
 SCALES_TEXT = 'LICENSE'
@@ -46,7 +46,9 @@ class Model:
     config: the shape of random weights, which also stand in where there is
       nothing at `path`.
     seed: of random weights.
-    weights: 'int8' makes the layers' matrices smaller; see model/quantize.py.
+    weights: of 'bfloat16' are all parameters, and activations with them: half
+      the memory, and what accelerators are made for. 'int8' makes the layers'
+      matrices smaller; see model/quantize.py.
   """
 
   path: str | None = None
@@ -114,17 +116,18 @@ class Model:
     return loaded if scales is None else quantize.scaled(loaded, scales, mesh)
 
   def _load(self, mesh: Any) -> Any:
-    """In float32."""
+    """In bfloat16 or float32; of int8 these are not made yet."""
     import jax
 
     from mooncake_jax.model import params
     from mooncake_jax.model.checkpoints.load import load_model
 
+    dtype = 'float32' if self.weights == 'int8' else self.weights
     path = self.find()
     if path is not None:
-      return load_model(path, mesh)[1]
+      return load_model(path, mesh, dtype)[1]
     key = jax.random.key(self.seed)
-    return params.init_params(self.read_config(), key, mesh=mesh)
+    return params.init_params(self.read_config(), key, dtype, mesh)
 
   def load_tokenizer(self, config: ModelConfig) -> Tokens:
     """The checkpoint's tokenizer; for random weights, a token a word."""

@@ -14,6 +14,7 @@ from mooncake_jax.cluster_spec import KVDtype
 from mooncake_jax.model.checkpoints import fingerprint as module
 from mooncake_jax.model.checkpoints.fingerprint import fingerprint
 from scripts.models import Model
+from scripts.models import Weights
 
 
 def test_the_identity_tells_models_and_dtypes_apart():
@@ -77,13 +78,13 @@ def test_a_missing_checkpoint_is_named(tmp_path):
 
 
 def test_smaller_weights_or_kvcache_are_another_identity():
-  plain, small = Model(config=MODEL), Model(config=MODEL, weights='int8')
+  plain = Model(config=MODEL)
   named = {
-    model.identity(kv_dtype)
-    for model in (plain, small)
+    Model(config=MODEL, weights=weights).identity(kv_dtype)
+    for weights in get_args(Weights)
     for kv_dtype in get_args(KVDtype)
   }
-  assert len(named) == 8
+  assert len(named) == 12
   assert plain.identity('float32') == kv_identity(MODEL, 'random-0', 'float32')
   with pytest.raises(ValueError, match="Model.weights='int3'"):
     Model(config=MODEL, weights='int3')  # pyright: ignore

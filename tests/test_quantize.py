@@ -28,6 +28,7 @@ from mooncake_jax.engine.device import DeviceBackend
 from mooncake_jax.model import pages
 from mooncake_jax.model import params as model_params
 from mooncake_jax.model import quantize
+from scripts.models import Model
 
 LENGTH = 60
 # Largest error of logits whose standard deviation is about 1.
@@ -75,13 +76,30 @@ def test_small_kvcache_changes_logits_a_little(kv_dtype):
   assert 0 < error < KV_ERRORS[kv_dtype]
 
 
-@pytest.mark.parametrize('kv_dtype', ['bfloat16', 'int8'])
-def test_the_engine_serves_small_kvcache_through_its_store(kv_dtype):
+def test_bfloat16_weights_are_the_float32_ones_rounded():
+  """And change logits by what rounding each activation to 8 bits can."""
+  plain = Model(config=LLAMA).load_params()
+  small = Model(config=LLAMA, weights='bfloat16').load_params()
+  rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16), plain)
+  jax.tree.map(np.testing.assert_array_equal, small, rounded)
+  plain_V, _ = logits(params := make_params(LLAMA))
+  found_V, _ = logits(jax.tree.map(lambda a: a.astype(jnp.bfloat16), params))
+  assert found_V.dtype == np.float32  # whoever draws of them
+  error = np.abs(found_V - plain_V).max() / plain_V.std()
+  assert 0 < error < 0.1
+
+
+@pytest.mark.parametrize(
+  ('kv_dtype', 'weights'),
+  [('bfloat16', 'float32'), ('bfloat16', 'bfloat16'), ('int8', 'float32')],
+)
+def test_the_engine_serves_small_kvcache_through_its_store(kv_dtype, weights):
   itemsize = jnp.dtype(kv_dtype).itemsize
   layout = replace(
     LAYOUT, token_layer_bytes=LAYOUT.token_layer_bytes // 4 * itemsize
   )
-  source = with_scales if kv_dtype == 'int8' else tiny_params()
+  plain = jax.tree.map(lambda a: a.astype(weights), tiny_params())
+  source = with_scales if kv_dtype == 'int8' else plain
   specs = [tiny_spec(name) for name in 'ab']
   tokens, whole = random_tokens(24, 3), tuple(range(1, 9))
   with DeviceBackend(

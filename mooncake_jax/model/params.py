@@ -144,7 +144,7 @@ def init_params(
   dtype: jax.typing.DTypeLike = jnp.float32,
   mesh: Mesh | None = None,
 ) -> Params:
-  """Returns random parameters; the same for any mesh."""
+  """Returns random parameters; the same for any mesh, rounded to `dtype`."""
 
   def init(declared: Declaration, key: jax.Array) -> jax.Array:
     shape = param_shape(config, declared)
@@ -163,8 +163,8 @@ def _init(kind: str, key: jax.Array, shape, dtype) -> jax.Array:
   if kind == 'normal':
     # The same numbers as of the shape itself, whose program takes a CPU a
     # second to compile.
-    flat = jax.random.normal(key, (math.prod(shape),), dtype)
-    return INIT_STDDEV * flat.reshape(shape)
+    flat = jax.random.normal(key, (math.prod(shape),), jnp.float32)
+    return (INIT_STDDEV * flat.reshape(shape)).astype(dtype)
   return jnp.ones(shape, dtype) if kind == 'ones' else jnp.zeros(shape, dtype)
 
 
