@@ -10,6 +10,7 @@ import itertools
 import time
 from typing import Protocol
 
+from mooncake_jax.changes import Change
 from mooncake_jax.changes import Changes
 from mooncake_jax.changes import NOTHING
 from mooncake_jax.cluster import Cluster
@@ -28,12 +29,16 @@ class Command(Protocol):
 
 
 class Agenda:
-  """Requests to come and changes, in order of time, then of asking."""
+  """Requests to come and changes, in order of time, then of asking.
+
+  Clients go away last: one may do so at the very time it came.
+  """
 
   def __init__(self, requests: Iterable[Request], changes: Changes = NOTHING):
     self._order = itertools.count()
     self._changes = changes
-    self._due: list[tuple[float, int, Request | Command]] = []
+    self._due: list[tuple[float, bool, int, Request | Command]] = []
+    self._names: set[str] = set()
     self.num_requests = 0
     for change in changes.changes:
       self._push(change.at_s, change)
@@ -51,7 +56,14 @@ class Agenda:
     return self._due[0][0] if self._due else None
 
   def add(self, request: Request) -> None:
-    """One more, and when its client will have gone."""
+    """One more, and when its client will have gone.
+
+    Raises:
+      ValueError: an earlier one had the same `request_id`.
+    """
+    if request.request_id in self._names:
+      raise ValueError(f'request_id={request.request_id!r} came twice')
+    self._names.add(request.request_id)
     self.num_requests += 1
     self._push(request.arrival_s, request)
     if change := self._changes.of(request):
@@ -61,12 +73,13 @@ class Agenda:
     """The next that is due by now, if any."""
     if not self._due or self._due[0][0] > now_s:
       return None
-    due = heapq.heappop(self._due)[2]
+    due = heapq.heappop(self._due)[-1]
     self.num_requests -= isinstance(due, Request)
     return due
 
   def _push(self, time_s: float, due: Request | Command) -> None:
-    heapq.heappush(self._due, (time_s, next(self._order), due))
+    is_last = isinstance(due, Change) and due.what == 'cancel'
+    heapq.heappush(self._due, (time_s, is_last, next(self._order), due))
 
 
 class Live(Agenda):

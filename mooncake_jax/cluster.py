@@ -124,10 +124,10 @@ class Cluster:
       self._flow.begin(run)
 
   def cancel(self, request_id: str) -> None:
-    """Ends the request's tries; their pages go as soon as works allow."""
-    for key, run in list(self._flow.runs.items()):
-      if key[0] == request_id and not run.ended:
-        self._flow.cancel(run)
+    """Ends the request's try; its pages go as soon as works allow."""
+    run = self._flow.last_try(request_id)
+    if run is not None and not run.ended:
+      self._flow.cancel(run)
 
   # Instances and blocks; see `Members`.
 

@@ -179,7 +179,8 @@ class Rejection:
     reason: which SLO it would miss: 'ttft' or 'tbt'; 'no_instance' where no
       instance can take it.
     ttft_s, tbt_s: the predictions that led to it.
-    retry_after_s: when asking again may help; None if it never does.
+    retry_after_s: when asking again may help; None if it never does, or who
+      knows: where no instance is, one may join.
   """
 
   request_id: str

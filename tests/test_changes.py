@@ -9,6 +9,7 @@ from lifecycle import make_conductor
 from lifecycle import MODEL
 from lifecycle import shared_prefix_requests
 from lifecycle import SPEC
+from mooncake_jax.arrivals import Agenda
 from mooncake_jax.backend import PrefillChunk
 from mooncake_jax.changes import Change
 from mooncake_jax.changes import Changes
@@ -71,6 +72,20 @@ def test_clients_go_away_when_they_would_whoever_else_does():
     )
   )
   assert few and few.items() <= more.items() and len(more) > 2 * len(few)
+
+
+def test_a_client_may_go_away_at_the_very_time_it_came():
+  cluster = Cluster(SPEC, MODEL, VirtualBackend(COSTS, LAYERS))
+  (request,) = shared_prefix_requests(1)
+  gone = Changes((Change(request.arrival_s, 'cancel', request.request_id),))
+  records, _ = serve([request], make_conductor(SPEC), cluster, changes=gone)
+  assert [record.outcome for record in records] == ['cancelled']
+
+
+def test_a_name_that_comes_twice_is_told_before_anything_runs():
+  request, *_ = shared_prefix_requests(1)
+  with pytest.raises(ValueError, match="request_id='r0' came twice"):
+    Agenda([request, request])
 
 
 def test_a_slow_instance_takes_longer_until_it_is_quick_again():

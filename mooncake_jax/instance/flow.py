@@ -76,6 +76,7 @@ class Flow:
     self._woken: set[str] = set()
     self._events: list[Event] = []
     self.runs: dict[RunKey, Run] = {}
+    self._last: dict[str, RunKey] = {}
     self.turn = Turn(self._go_on)
     self.tells_works = True
     self._handlers: dict[WorkStep, Callable[[Work, Completion], None]] = {
@@ -106,9 +107,15 @@ class Flow:
     """Queues a new run at its prefill instance."""
     assert run.key not in self.runs, run.key
     self.runs[run.key] = run
+    self._last[run.request.request_id] = run.key
     name = run.placement.prefill
     self.apply(self.prefill[name].enqueue(run, self._backend.now_s()))
     self._start_next(name)
+
+  def last_try(self, request_id: str) -> Run | None:
+    """The run of a request that is still there; earlier ones have ended."""
+    key = self._last.get(request_id)
+    return None if key is None else self.runs.get(key)
 
   def refuse(self, run: Run, reason: str, blame: str) -> None:
     """Ends a new run that can't begin, for an instance's fault."""
@@ -354,6 +361,8 @@ class Flow:
     if run.ended and not run.works and not run.decode_uses:
       assert not run.prefill_pages and not run.decode_pages, run.key
       self.runs.pop(run.key, None)
+      if self._last.get(run.key[0]) == run.key:
+        del self._last[run.key[0]]
     elif run.state == 'preempted' and not run.works:
       self._resume(run)
     if waiting:

@@ -19,6 +19,7 @@ segment from there (Algorithm 1's replication).
 
 from collections import Counter
 from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from mooncake_jax.backend import blocks_by_segment
@@ -70,7 +71,8 @@ class PrefillInstance:
     self.streaming: Streaming = streaming
     self.store: InstanceStore | None = None
     self.is_gone = False  # it takes no runs and stores nothing more
-    self.queue: deque[Run] = deque()
+    # In order; a dict, as those that leave early may stand anywhere.
+    self.queue: OrderedDict[Run, None] = OrderedDict()
     # Runs with chunks to be started: their prefix is there, or on its way.
     self._ready: deque[Run] = deque()
     self._num_started = 0
@@ -83,10 +85,9 @@ class PrefillInstance:
 
     One that was preempted waits before all others: it came before them.
     """
+    self.queue[run] = None
     if run.num_before:
-      self.queue.appendleft(run)
-    else:
-      self.queue.append(run)
+      self.queue.move_to_end(run, last=False)
     return [] if self.store is None else self.store.expect(run, now_s)
 
   def on_probe(
@@ -100,7 +101,7 @@ class PrefillInstance:
     """Starts queued runs while decode and prefill pages can be had."""
     effects: Effects = []
     while self.queue:
-      run = self.queue[0]
+      run = next(iter(self.queue))
       if run.is_probing or self._is_coming(run):
         break
       if not run.decode_pages and not reserve(run):
@@ -110,7 +111,7 @@ class PrefillInstance:
       )
       if pages is None:
         break
-      self.queue.popleft()
+      del self.queue[run]
       run.prefill_pages = pages
       run.left_queue_s = now_s
       self._under_way.append(run)
@@ -180,8 +181,7 @@ class PrefillInstance:
 
   def leave(self, run: Run, now_s: float) -> Effects:
     """Takes an ended run out; its pages go when no work uses them."""
-    if not run.turn and run in self.queue:
-      self.queue.remove(run)
+    self.queue.pop(run, None)
     self._forget(run)
     return self._dispatch(now_s)
 
