@@ -118,7 +118,10 @@ def random_rules(rng: random.Random) -> ConductorSpec:
     balancing_threshold=rng.choice((1.0, 2.0)),
     max_attempts=rng.choice((1, 2, 3, 9)),
     replication=rng.choice(
-      (None, Replication(1e-3, 1e-4, 1.0, 1e9, 1.0, min_blocks=1))
+      (
+        None,
+        Replication(1e-3, 1e-4, 1.0, 1e9, 1.0, min_blocks=1, look_every_s=0.0),
+      )
     ),
     roles=rng.choice((None, RoleRules(0.01, 1e-3, 1e-2, 0.05))),
     telemetry=Telemetry(

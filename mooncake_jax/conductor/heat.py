@@ -39,6 +39,8 @@ class Replication:
     min_blocks: shorter prefixes are not worth a copy.
     max_prefixes: how many are kept in mind.
     copy_timeout_s: how long an advised copy counts before it is heard of.
+    look_every_s: what is hot is looked for at most so often, which takes time
+      in the prefixes kept in mind.
   """
 
   hot_per_s: float = 0.5
@@ -49,6 +51,7 @@ class Replication:
   min_blocks: int = 4
   max_prefixes: int = 1024
   copy_timeout_s: float = 30.0
+  look_every_s: float = 0.5
 
   def __post_init__(self):
     for name in (
@@ -66,6 +69,10 @@ class Replication:
       raise ValueError(
         f'Replication.cool_per_s={self.cool_per_s} must be in '
         f'[0, hot_per_s={self.hot_per_s})'
+      )
+    if not self.look_every_s >= 0:
+      raise ValueError(
+        f'Replication.look_every_s={self.look_every_s} must be >= 0'
       )
     for name in ('min_blocks', 'max_prefixes'):
       if getattr(self, name) < 1:
@@ -100,6 +107,7 @@ class Heat:
     self._copies: dict[tuple[BlockKey, str], _Copy] = {}
     self._budget_bytes = 0.0
     self._filled_s = 0.0
+    self._look_s = 0.0  # not before then
 
   def ask(self, keys: tuple[BlockKey, ...], now_s: float) -> None:
     """A request shares these leading blocks with earlier ones."""
@@ -129,6 +137,9 @@ class Heat:
     Args:
       idle_first: instances that may get a copy, the least busy first.
     """
+    if now_s < self._look_s:
+      return []
+    self._look_s = now_s + self._rules.look_every_s
     self._fill(now_s)
     cooled = self._cool(self._kept(index, idle_first, now_s), now_s)
     return [*cooled, *self._copy(index, idle_first, now_s)]
