@@ -12,7 +12,10 @@ from typing import Any
 import jax
 from jax._src import cache_key
 
-_hash_options = cache_key._hash_serialized_compile_options
+# Not of JAX's interface: where it is not there, devices compile their own.
+_hash_options: Any = getattr(
+  cache_key, '_hash_serialized_compile_options', None
+)
 
 
 def keep_programs(folder: Path) -> None:
@@ -25,7 +28,8 @@ def keep_programs(folder: Path) -> None:
   if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore
     jax.config.update('jax_compilation_cache_dir', str(folder))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-  cache_key._hash_serialized_compile_options = _of_any_device
+  if _hash_options is not None:
+    cache_key._hash_serialized_compile_options = _of_any_device
 
 
 def _of_any_device(hasher: Any, options: Any, **_: bool) -> None:

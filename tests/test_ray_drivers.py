@@ -9,7 +9,7 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 
@@ -36,23 +36,26 @@ def ray_address(monkeypatch):
     f'--node-ip-address 127.0.0.1 --port {port} --num-cpus 4 '
     '--include-dashboard false --object-store-memory 134217728'
   )
-  head = subprocess.Popen(command.split(), stdout=subprocess.DEVNULL)
+  monkeypatch.setenv('PYTHONUNBUFFERED', '1')  # it says when it has started
+  head = started(command.split())
   try:
-    wait_for_port(port, head)
     yield f'127.0.0.1:{port}'
   finally:
     head.terminate()
-    head.wait(LIMIT_S)
+    head.communicate(timeout=LIMIT_S)
 
 
-def wait_for_port(port: int, head: subprocess.Popen) -> None:
-  for _ in range(600):
-    assert head.poll() is None, 'Ray did not start'
-    try:
-      socket.create_connection(('127.0.0.1', port), 0.5).close()
-      return
-    except OSError:
-      time.sleep(0.1)
+def started(command: list[str]) -> subprocess.Popen:
+  """Ray's head; another one where its parts did not wait for each other.
+
+  On a busy machine an agent may need longer to start than the 15 s after which
+  the raylet ends, and with it the head.
+  """
+  for _ in range(3):
+    head = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    if line_of(head, 'Ray runtime started'):
+      return head
+    head.communicate(timeout=LIMIT_S)
   raise AssertionError('Ray did not start')
 
 
@@ -61,13 +64,22 @@ def start(address: str, which: str) -> subprocess.Popen:
   return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+def line_of(process: subprocess.Popen, wanted: str) -> str:
+  """The next line with some words, '' if it ends; waits `LIMIT_S` at most."""
+  assert process.stdout is not None
+  limit = threading.Timer(LIMIT_S, process.kill)
+  limit.start()
+  try:
+    return next((line for line in process.stdout if wanted in line), '')
+  finally:
+    limit.cancel()
+
+
 def told(driver: subprocess.Popen, event: str) -> dict:
   """The next of its lines that is of this event."""
-  assert driver.stdout is not None
-  for line in driver.stdout:
-    if line.startswith('{') and (fact := json.loads(line))['event'] == event:
-      return fact
-  raise AssertionError(f'the driver ended without {event!r}')
+  line = line_of(driver, f'"event": "{event}"')
+  assert line, f'the driver ended without {event!r}'
+  return json.loads(line)
 
 
 def test_the_next_driver_serves_from_what_the_killed_one_left(ray_address):
