@@ -143,16 +143,17 @@ def _environment(
   parts: list[dict[str, Any]],
 ) -> dict[str, Any]:
   """Where it ran, in which parts, and which requests could not be made."""
-  devices, platform, processes = [], None, 1
+  processes = 1
   if experiment.backend == 'device':
     import jax
 
-    devices = [str(device) for device in jax.devices()]
-    platform, processes = jax.default_backend(), jax.process_count()
+    processes = jax.process_count()
+  devices = [device.name for device in outcome.devices]
+  platforms = sorted({device.platform for device in outcome.devices})
   seed = getattr(experiment.workload, 'seed', None)
   left_out = list(outcome.prepared.errors)
   return environment(devices, seed, started) | {
-    'jax_backend': platform,
+    'jax_backend': ', '.join(platforms) or None,
     'processes': processes,
     'left_out': left_out,
     'parts': parts,

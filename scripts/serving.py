@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace
@@ -21,6 +22,8 @@ from mooncake_jax.events import Event
 from mooncake_jax.metrics.summary import summarize
 from mooncake_jax.metrics.summary import Summary
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.on_devices import DeviceName
+from mooncake_jax.on_devices import OnDevices
 from mooncake_jax.report.unfinished import Unfinished
 from mooncake_jax.request import RequestRecord
 from mooncake_jax.serve import Journal
@@ -42,12 +45,13 @@ class MakeBackend(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-  """What serving a workload once gave."""
+  """What serving a workload once gave, on which devices; no simulation's."""
 
   records: list[RequestRecord]
   journal: Journal
   summary: Summary
   prepared: Prepared
+  devices: Sequence[DeviceName] = ()
 
 
 def prepare(experiment: Experiment, config: ModelConfig) -> Prepared:
@@ -117,7 +121,12 @@ def serve_once(
     # Of earlier parts nobody knows what their links carried.
     links=backend.link_uses() if is_whole else None,
   )
-  return Outcome(records, journal, summary, prepared)
+  return Outcome(records, journal, summary, prepared, devices_of(backend))
+
+
+def devices_of(backend: Backend) -> list[DeviceName]:
+  """What it computes on, in whatever processes; nothing in a simulation."""
+  return backend.devices() if isinstance(backend, OnDevices) else []
 
 
 def _keep(

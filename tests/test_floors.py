@@ -24,6 +24,7 @@ FLOORS = {
   'cluster_spec': 2,
   'events': 1,
   'backend': 2,
+  'on_devices': 1,
   'costs': 2,
   'workload': 2,
   'metrics': 2,

@@ -40,6 +40,7 @@ from ray_pieces import serve_watched
 from ray_pieces import settle
 from ray_pieces import tokens_of
 from ray_pieces import Watch
+from scripts.serving import devices_of
 
 # Not imported here: it is told of its token first.
 pytestmark = pytest.mark.skipif(
@@ -108,6 +109,13 @@ def test_the_same_tokens_as_in_one_process(backend, cluster, expected):
   for r in records:
     times = [r.arrival_s, r.prefill_start_s, r.prefill_done_s, r.finished_s]
     assert times == sorted(times), r
+
+
+def test_a_run_says_what_all_its_processes_computed_on(backend):
+  """The driver's own devices would be a login node's."""
+  devices = devices_of(backend)
+  assert len(devices) == len(backend.crew.addresses)
+  assert {device.platform for device in devices} == {'cpu'}
 
 
 def test_the_ways_between_instances_are_measured(backend):

@@ -27,6 +27,7 @@ from mooncake_jax.distributed.reports import gathered
 from mooncake_jax.distributed.spec import Process
 from mooncake_jax.distributed.spec import ProcessSpec
 from mooncake_jax.distributed.spec import Spanning
+from mooncake_jax.on_devices import DeviceName
 from mooncake_jax.request import BlockKey
 
 NODE = 'node'  # see `WireSpec.bind`
@@ -96,6 +97,9 @@ class InstanceActor:
 
   def num_programs(self, instance: str) -> int:
     return self._instances[instance].num_programs()
+
+  def devices(self, instance: str) -> list[DeviceName]:
+    return self._instances[instance].devices()
 
   def process_id(self) -> int:
     return os.getpid()

@@ -40,6 +40,7 @@ from mooncake_jax.distributed.work import failed
 from mooncake_jax.distributed.work import Following
 from mooncake_jax.distributed.work import Work
 from mooncake_jax.engine.progress import MAX_FAILED
+from mooncake_jax.on_devices import DeviceName
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.page_copies import copy_sizes
 
@@ -75,7 +76,6 @@ class RayBackend:
     self._works: dict[WorkId, Work] = {}
     self._failed: dict[WorkId, str] = {}
     self._following = Following()
-    self._there: dict[str, str] = {}  # why it is not, by instance
     self._told: dict[str, list[c.Command]] = {}
     self._heard = Heard()
     self._ready: list[Completion] = []
@@ -85,7 +85,7 @@ class RayBackend:
     self._absent = frozenset(absent)
     self._start_limit_s = spec.start_s
     self.crew = Crew(workers, spec, absent, on_start)
-    self._there = {
+    self._there = {  # why it is not, by instance
       name: f'{name} is absent' if name in self._absent else ''
       for name in self._instances
     }
@@ -184,6 +184,11 @@ class RayBackend:
     """What the processes hold that are there and answer; waits for them."""
     return self.crew.ask('holdings', names=[*self._there])
 
+  def devices(self) -> list[DeviceName]:
+    """See `OnDevices`: of the processes that are there and answer."""
+    told = self.crew.ask('devices', names=[*self._there])
+    return [device for devices in told.values() for device in devices]
+
   def cancel(self, work_id: WorkId) -> None:
     """See `Backend`."""
     if (work := self._works.get(work_id)) is None:
@@ -243,8 +248,6 @@ class RayBackend:
   def close(self) -> None:
     """Ends all processes; works under way are dropped."""
     self.crew.close()
-
-  # Works.
 
   def _open_at(
     self, instance: str, command: c.Starting, after: tuple[WorkId, ...] = ()
@@ -311,8 +314,6 @@ class RayBackend:
       elif not other.is_started and not other.waits:
         self._start(other)
 
-  # News.
-
   def _muster(self) -> None:
     """Waits until exactly those are there that are at the start."""
     for name in self._there:
@@ -366,8 +367,6 @@ class RayBackend:
     for work in [*self._works.values()]:
       if work.is_started and name in work.left:
         self._leg_ended(work, name, failed(work.work_id, self.now_s(), why))
-
-  # Commands.
 
   def _tell(self, name: str, command: c.Command) -> None:
     """Tells an instance that is there, at the next flush."""

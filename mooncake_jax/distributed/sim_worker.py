@@ -26,6 +26,7 @@ from mooncake_jax.distributed.sim_backend import PartBackend
 from mooncake_jax.distributed.sim_landing import SimLanding
 from mooncake_jax.distributed.sim_landing import SimWires
 from mooncake_jax.distributed.spec import WireSpec
+from mooncake_jax.on_devices import DeviceName
 from mooncake_jax.sim.paced import LEAST_TICK_S
 
 MANY_BYTES = 1 << 30
@@ -106,6 +107,10 @@ class SimWorker(Hands[PartBackend]):
   def num_programs(self) -> int:
     """None: nothing is computed."""
     return 0
+
+  def devices(self) -> list[DeviceName]:
+    """None."""
+    return []
 
   def close(self) -> None:
     """See `Process`."""

@@ -17,6 +17,7 @@ from mooncake_jax.distributed.commands import Command
 from mooncake_jax.distributed.commands import Holdings
 from mooncake_jax.distributed.job import JaxJob
 from mooncake_jax.distributed.reports import Telling
+from mooncake_jax.on_devices import DeviceName
 from mooncake_jax.request import BlockKey
 
 # A step of simulated instances takes some tens of milliseconds.
@@ -179,6 +180,10 @@ class Process(Telling, Protocol):
 
   def num_programs(self) -> int:
     """Programs compiled so far."""
+    ...
+
+  def devices(self) -> list[DeviceName]:
+    """What it computes on."""
     ...
 
   def close(self) -> None:

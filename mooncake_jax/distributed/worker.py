@@ -38,6 +38,7 @@ from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.warmup import warmup
 from mooncake_jax.engine.weights import ParamsSource
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.on_devices import DeviceName
 from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.entry import BlockFormat
 from mooncake_jax.transfer.far import Job
@@ -213,6 +214,10 @@ class Worker(Hands[DeviceBackend]):
   def num_programs(self) -> int:
     """Programs compiled so far."""
     return self.backend.compiled_programs()
+
+  def devices(self) -> list[DeviceName]:
+    """See `OnDevices`."""
+    return self.backend.devices()
 
   def close(self) -> None:
     """Ends all threads; works under way are dropped."""

@@ -53,6 +53,7 @@ from mooncake_jax.engine.spec import LEAST_STAGING_BYTES
 from mooncake_jax.engine.weights import ParamsSource
 from mooncake_jax.engine.weights import Weights
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.on_devices import DeviceName
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.arrivals import Arrivals
 from mooncake_jax.transfer.engine import BatchId
@@ -94,8 +95,7 @@ class DeviceBackend:
       layout: how KVCache is cut, the same on all instances.
       params: a tree, or what loads one onto a mesh.
       clock: seconds, never going back.
-      stores: far segments of no instance; closed with the backend, also
-        where it can't be made.
+      stores: far segments of no instance; closed with the backend, made or not.
       prefill_programs: what computes chunks.
       wires: into other processes; closed with the backend.
       arrivals: what those send.
@@ -112,7 +112,6 @@ class DeviceBackend:
     self._ids = itertools.count()
     self._cancel: dict[WorkId, Callable[[], None]] = {}
     self.instances: dict[str, Instance] = {}
-    self.tiers: dict[str, FarTier] = {}
     lines = [*((s, 1) for s in stores), *((w, WIRE_LINES) for w in wires)]
     self._stores = [
       FarTier(segment, self._inbox.crash, LEAST_STAGING_BYTES, count)
@@ -142,10 +141,8 @@ class DeviceBackend:
     except BaseException:
       self.close()  # what was made, and the stores that it was given
       raise
-    for instance in self.instances.values():
-      if instance.ssd is not None:
-        self.tiers[instance.ssd.segment.name] = instance.ssd
-    self.tiers.update({tier.segment.name: tier for tier in self._stores})
+    ssds = [i.ssd for i in self.instances.values() if i.ssd is not None]
+    self.tiers = {tier.segment.name: tier for tier in (*ssds, *self._stores)}
     self._routes = Routes(
       self.instances,
       self.tiers,
@@ -299,6 +296,11 @@ class DeviceBackend:
   def can_be(self, instance: str, role: str) -> bool:
     """See `Sized`."""
     return self._at(instance).spec.can_be(role)
+
+  def devices(self) -> list[DeviceName]:
+    """See `OnDevices`."""
+    each = [instance.devices for instance in self.instances.values()]
+    return [*dict.fromkeys(itertools.chain.from_iterable(each))]
 
   def wake(self) -> None:
     """See `Backend`. Any thread may call."""

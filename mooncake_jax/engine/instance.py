@@ -32,6 +32,7 @@ from mooncake_jax.engine.spec import InstanceSpec
 from mooncake_jax.engine.stage import Stage
 from mooncake_jax.engine.weights import Weights
 from mooncake_jax.model_config import ModelConfig
+from mooncake_jax.on_devices import DeviceName
 from mooncake_jax.request import BlockKey
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.entry import BlockFormat
@@ -100,6 +101,13 @@ class Instance:
     """Batch sizes that decode steps were compiled for."""
     models = [stage.desk.model for stage in self.stages]
     return sum(model.steps.num_programs for model in models if model)
+
+  @property
+  def devices(self) -> list[DeviceName]:
+    """Of its stages, one after the other."""
+    meshes = [stage.desk.pool.mesh for stage in self.stages]
+    used = [device for mesh in meshes for device in mesh.devices.flat]
+    return [DeviceName(device.platform, str(device)) for device in used]
 
   @property
   def groups(self) -> list[Layers]:

@@ -48,6 +48,7 @@ from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from scripts.experiment import Experiment
 from scripts.serving import backends
+from scripts.serving import devices_of
 from scripts.serving import rare_collections
 
 HERE, THERE, DECODE = 'prefill0', 'prefill1', 'decode0'
@@ -80,9 +81,11 @@ def measure_here(
   with _own_folder(spec) as spec, rare_collections():
     there = replace(experiment, cluster=spec)
     with backends(there, config) as make_backend:
-      both = _Prompts.both(spec, config, make_backend())
+      backend = make_backend()
+      both = _Prompts.both(spec, config, backend)
       lengths = [*_lengths(spec, spec.max_request_tokens(config))]
       trials = _rounds(both, lengths, budget_s, repeats)
+      devices = [device.name for device in devices_of(backend)]
   return Measured(
     experiment.title,
     config,
@@ -91,7 +94,7 @@ def measure_here(
     spec.block_size_tokens,
     time.monotonic() - began_s,
     trials,
-    environment(_devices(), None, started.isoformat(timespec='seconds')),
+    environment(devices, None, started.isoformat(timespec='seconds')),
   )
 
 
@@ -155,12 +158,6 @@ def _lengths(spec: ClusterSpec, most: int) -> Iterator[int]:
   while length + spec.block_size_tokens < most:
     yield length
     length *= 2
-
-
-def _devices() -> list[str]:
-  import jax
-
-  return [str(device) for device in jax.devices()]
 
 
 class _Prompts:
