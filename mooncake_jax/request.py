@@ -141,6 +141,8 @@ class Placement:
     attempt: counts the tries of one request, from 0.
     local_blocks, fetch_blocks: in blocks.
     fetch_from: name of an instance, or None where fetch_blocks is 0.
+    ssd_blocks, device_blocks: of the local ones, those on its SSD, and those
+      that need not be moved; the others lie in host memory.
     store_blocks: expected to be read after those from the remote store.
     queue_s, transfer_s, prefill_s: the three predicted terms of TTFT;
       transfer_s is what neither queue nor compute hides.
@@ -161,6 +163,13 @@ class Placement:
   tbt_s: float = 0.0
   fetch_s: float = 0.0
   store_blocks: int = 0
+  ssd_blocks: int = 0
+  device_blocks: int = 0
+
+  @property
+  def host_blocks(self) -> int:
+    """Of the local ones, those in host memory."""
+    return self.local_blocks - self.ssd_blocks - self.device_blocks
 
   @property
   def reused_blocks(self) -> int:

@@ -107,6 +107,8 @@ def plan(
     decode.tbt_s,
     found.fetch_s,
     max(ask.remote_blocks - local_blocks - fetch_blocks, 0),
+    ask.ssd_blocks_I.item(i),
+    ask.device_blocks_I.item(i),
   )
 
 

@@ -121,6 +121,7 @@ def _prefilled(view: View, placed: Placed, time_s: float) -> None:
 
 def _fetched(view: View, placed: Placed, event: PrefixFetched) -> None:
   at, placed.transfers = placed.placement, ()
+  placed.fetched_s = event.time_s
   taken_s = event.time_s - event.started_s
   view.transfer_error.observe(
     view.prefill.row[at.prefill], view.fetch_alone_s(at), taken_s
@@ -128,7 +129,10 @@ def _fetched(view: View, placed: Placed, event: PrefixFetched) -> None:
 
 
 def _learn_prefill(view: View, placed: Placed, event: PrefillDone) -> None:
-  """Compute as planned tells of the instance's speed; any, of its queue's."""
+  """Compute as planned tells of the instance's speed; any, of its queue's.
+
+  A first chunk that waited for layers of its prefix tells of no speed.
+  """
   at, request = placed.placement, placed.request
   i, taken_s = view.prefill.row[at.prefill], event.time_s - event.started_s
   model_s = at.prefill_s / placed.prefill_factor
@@ -137,7 +141,8 @@ def _learn_prefill(view: View, placed: Placed, event: PrefillDone) -> None:
     at.reused_blocks * view.layout.block_size_tokens
   )
   if event.computed_tokens == planned:
-    view.prefill_error.observe(i, model_s, taken_s)
+    if placed.fetched_s <= event.started_s:
+      view.prefill_error.observe(i, model_s, taken_s)
     view.pace_error.observe(i, model_s, taken_s)
 
 

@@ -22,6 +22,7 @@ class Placed:
     tbt_factor: the same for its TBT.
     transfers: of its prefix, as planned; none once they are known to be over.
     join_tbt_s: its TBT as predicted when its first token came, without it.
+    fetched_s: when its prefix was there, where that was heard of.
     prefilled: its prefill is known to have ended.
     last_token_s: when its last token came; None before the first.
     first_token_s: when its first token came.
@@ -36,6 +37,7 @@ class Placed:
   prefill_factor: float
   tbt_factor: float = 1.0
   join_tbt_s: float = 0.0
+  fetched_s: float = 0.0
   prefilled: bool = False
   transfers: Sequence[Planned] = ()
   segments: list[TokenSegment] = field(default_factory=list)

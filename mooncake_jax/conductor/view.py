@@ -242,7 +242,8 @@ class View:
     factor = float(self.transfer_error.factor_I[i])
     source = i if at.fetch_from is None else self.prefill.row[at.fetch_from]
     ways: tuple[tuple[Link, int, int], ...] = (
-      ('onload', i, at.local_blocks),
+      ('onload', i, at.host_blocks),
+      ('ssd_read', i, at.ssd_blocks),
       ('copy', source, at.fetch_blocks),
       ('remote_read', i, at.store_blocks),
     )
