@@ -4,8 +4,8 @@
 A page's content is the text up to the last token in it, as its KVCache depends
 on all of that; the text is a prompt and an output made up for it. Each layer
 has its own. Bytes of a dropped replica are overwritten by other bytes but can
-still be read, as on devices: whoever reads them has to notice that its lease is
-over.
+still be read, as on devices: whoever reads them has to notice that they are no
+longer there.
 """
 
 from collections.abc import Sequence

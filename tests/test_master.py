@@ -87,12 +87,13 @@ def test_probing_does_not_renew_a_lease():
   assert _put(master, KEYS[1]).evicted
 
 
-def test_an_expired_lease_does_not_vouch_for_what_was_read():
-  master = _make_master()
+def test_what_was_read_counts_if_it_is_still_there_whatever_the_lease():
+  master = _make_master(capacity=10)
   replica = _written(_put(master, KEYS[0]))
   master.get_replicas(KEYS[0], 0.0)
-  assert master.lease_valid(KEYS[0], replica, 10.0)
-  assert not master.lease_valid(KEYS[0], replica, 10.1)
+  assert master.is_valid(replica)
+  _put(master, KEYS[1], now_s=10.1)  # takes its place
+  assert not master.is_valid(replica)
 
 
 def test_an_unmounted_segment_loses_its_replicas_only():

@@ -385,9 +385,9 @@ class MasterMachine(stateful.RuleBasedStateMachine):
       assert master.used_bytes(name) == model.used(name)
       assert set(master.inventory(name)) == {r.key for r in model.at(name)}
     for replica, held in model.live.items():
-      valid = master.lease_valid(replica.key, replica, model.now)
-      assert valid == (not held.open and model.leased(replica.key))
-      assert master.num_valid([replica, replica], model.now) == 2 * valid
+      valid = master.is_valid(replica)
+      assert valid == (not held.open)
+      assert master.num_valid([replica, replica]) == 2 * valid
     for wanting in master.under_replicated(model.now, min_heat=0):
       assert len(model.readable(wanting.key)) == wanting.num_replicas
       assert wanting.num_replicas < wanting.num_wanted

@@ -57,7 +57,7 @@ def others(draw) -> Call:
     found = master.get_chain(
       chain, clock(master), place, max_remote_blocks=budget
     )
-    return found, master.num_valid(found, clock(master))
+    return found, master.num_valid(found)
 
   calls: dict[str, Call] = {
     'get': get,

@@ -61,15 +61,16 @@ def of(events, kind, name):
 
 @pytest.mark.parametrize('stages', [1, 3])
 def test_what_was_overwritten_while_it_was_read_is_computed(stages):
-  """c takes the place of b's prefix after its lease, before its bytes came."""
+  """b's prefix goes after its lease, while it is read; c takes its room."""
   spec = replace(ONE, host_bytes=5 * BLOCK_BYTES, lease_s=1e-3, stages=stages)
   backend = Watched(spec)
   cluster = Cluster(spec, MODEL, backend)
-  submit(cluster, 'a', PROMPT)
+  keys = submit(cluster, 'a', PROMPT).block_keys
   run(cluster)
   submit(cluster, 'b', PROMPT)
   started_s = backend.now_s()
   run(cluster, started_s + 0.1)
+  cluster.drop(keys, 'prefill0')
   submit(cluster, 'c', OTHER)
   events = run(cluster)
   fetched, done = of(events, PrefixFetched, 'b'), of(events, PrefillDone, 'b')
@@ -81,6 +82,17 @@ def test_what_was_overwritten_while_it_was_read_is_computed(stages):
     if isinstance(event, BlocksStored):
       for key in event.keys:
         assert all(map(backend.shadow.is_right, cluster.master.peek(key)))
+
+
+def test_a_read_longer_than_its_lease_counts_if_all_is_still_there():
+  spec = replace(ONE, lease_s=1e-3)
+  cluster = Cluster(spec, MODEL, Watched(spec))
+  submit(cluster, 'a', PROMPT)
+  run(cluster)
+  submit(cluster, 'b', PROMPT)
+  events = run(cluster)
+  assert of(events, PrefixFetched, 'b').local_tokens == 40
+  assert cluster.master.statistics().counts.calls['get_chain'] <= 2
 
 
 def test_a_cancel_at_any_moment_leaves_nothing_behind():

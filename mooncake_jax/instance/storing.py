@@ -137,7 +137,7 @@ class InstanceStore:
       Whether all did; and what is to be done about bad replicas.
     """
     assert work.run is not None
-    arrived, bad = self.client.arrived(work.held, completion, now_s)
+    arrived, bad = self.client.arrived(work.held, completion)
     work.run.loaded_blocks += arrived
     work.run.prefix = work.run.prefix[: work.run.loaded_blocks]
     return arrived == len(work.held), dropped(self.client.master, bad, now_s)

@@ -114,21 +114,21 @@ class StoreClient:
     return BlockOps(self.layout, place, held, range(len(held)), are_puts=False)
 
   def arrived(
-    self, held: Sequence[Replica], completion: Completion, now_s: float
+    self, held: Sequence[Replica], completion: Completion
   ) -> tuple[int, tuple[Evicted, ...]]:
     """How many leading blocks of `held` did arrive and were theirs.
 
-    A block counts if all its parts were read and its lease still runs. One
+    A block counts if all its parts were read and it is still there. One
     whose bytes failed though the Master vouches for them is bad: it is
     forgotten, and is in the second answer.
     """
     if completion.status == 'completed':
-      return self.master.num_valid(held, now_s), ()
+      return self.master.num_valid(held), ()
     count, bad = 0, []
     for i, (replica, whole) in enumerate(
       zip(held, self._whole(held, completion))
     ):
-      valid = self.master.lease_valid(replica.key, replica, now_s)
+      valid = self.master.is_valid(replica)
       if valid and whole == 'failed':
         bad += self.master.discard(replica)
       if valid and whole == 'completed' and count == i:

@@ -144,17 +144,20 @@ class Gets(Ledger):
     span = self._spans.get(key)
     return span is not None and span.num_readable() > 0
 
-  def lease_valid(self, key: BlockKey, replica: Replica, now_s: float) -> bool:
-    """Whether bytes read from `replica` up to now are the block's."""
-    assert replica.key == key, replica
-    return self._is_valid(self._find(replica), now_s)
+  def is_valid(self, replica: Replica) -> bool:
+    """Whether bytes read from `replica` up to now are the block's.
 
-  def num_valid(self, replicas: Sequence[Replica], now_s: float) -> int:
-    """Leading ones of which `lease_valid` holds."""
+    A published copy is written once and no other gets its number, so it is
+    enough that it is still there, be the reader's lease over or not.
+    """
+    return _is_published(self._find(replica))
+
+  def num_valid(self, replicas: Sequence[Replica]) -> int:
+    """Leading ones of which `is_valid` holds."""
     count, replicas = 0, tuple(replicas)
     while count < len(replicas):
       copy = self._find(replicas[count])
-      if copy is None or not self._is_valid(copy, now_s):
+      if copy is None or not _is_published(copy):
         break
       behind = count + len(copy.keys)
       all_are = replicas[count:behind] == copy.replicas
@@ -211,12 +214,6 @@ class Gets(Ledger):
     span.heat = self._heat(span, now_s) + 1
     span.lease_until_s = max(span.lease_until_s, now_s + self.lease_s)
 
-  def _is_valid(self, copy: Copy | None, now_s: float) -> bool:
-    """Whether a copy has its bytes, and a lease that runs."""
-    if copy is None or copy.state == OPEN:
-      return False
-    return copy.span.lease_until_s >= now_s
-
   def _pick(
     self,
     span: Span,
@@ -246,3 +243,8 @@ class Gets(Ledger):
       and (far or copy.segment.group == group or copy.segment.is_belief)
     ]
     return min(readable, key=rank) if readable else None
+
+
+def _is_published(copy: Copy | None) -> bool:
+  """Whether a copy has its bytes, to be read by those who began to."""
+  return copy is not None and copy.state != OPEN
