@@ -15,11 +15,13 @@ from lifecycle import make_conductor
 from lifecycle import make_request
 from lifecycle import SPEC
 from mooncake_jax.cluster_spec import Reserve
+from mooncake_jax.conductor.admission import ADMISSIONS
 from mooncake_jax.conductor.admission import Outlook
 from mooncake_jax.conductor.admission import slo_predictive
 from mooncake_jax.conductor.corrections import Odds
 from mooncake_jax.conductor.decode_choice import tail
 from mooncake_jax.conductor.decode_rows import DecodeRows
+from mooncake_jax.conductor.policies import cost_based
 from mooncake_jax.events import Preempted
 from mooncake_jax.events import TokensEmitted
 from mooncake_jax.metrics.latency import tail_s
@@ -177,3 +179,21 @@ def test_room_goes_by_the_rule_of_the_cluster():
       conductor.view.check()
       assert loads.waiting_tokens(0) > 0
   assert room == {'all': (200, 200), 'prompt': (176, 0)}
+
+
+@pytest.mark.parametrize('name', list(ADMISSIONS))
+def test_an_admission_given_as_a_function_decides_as_by_its_name(name):
+  slo = SLO(0.12, 1.03 * COSTS.decode_step_s(2, 150))
+  said = {}
+  for rule in (name, ADMISSIONS[name]):
+    conductor = make_conductor(slo=slo, admission=rule, policy=cost_based)
+    said[rule] = []
+    for i in range(24):
+      request = make_request(f'r{i}', np.full(40 + i, 2 + i), 30)
+      placed = conductor.place(request, 0.001 * i)
+      said[rule].append(getattr(placed, 'reason', ''))
+      if isinstance(placed, Placement):
+        first = Emitted(((f'r{i}', 0),), TokenSegment(0.0, 0.0, 1))
+        conductor.observe(TokensEmitted(0.001 * i, placed.decode, first))
+  assert said[name] == said[ADMISSIONS[name]]
+  assert any(said[name]) == (name != 'none')

@@ -13,12 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mooncake_jax.conductor import outlook
-from mooncake_jax.conductor.admission import ADMISSIONS
 from mooncake_jax.conductor.arrays import pick
 from mooncake_jax.conductor.asking import draw
 from mooncake_jax.conductor.asking import question
 from mooncake_jax.conductor.decode_choice import choose_decode
-from mooncake_jax.conductor.policies import POLICIES
 from mooncake_jax.conductor.question import best_plan
 from mooncake_jax.conductor.question import least_score
 from mooncake_jax.conductor.spec import ConductorSpec
@@ -50,7 +48,7 @@ def decide(
   if planned is None:
     return Rejection(asked.request.request_id, 'no_instance', 0.0, 0.0)
   seen = outlook.of(view, rules, slo, asked.request, planned, now_s)
-  reason = ADMISSIONS[rules.admission](seen, slo)
+  reason = rules.admits(seen, slo)
   if not reason and seen.tbt_s == planned.tbt_s:
     return planned
   if not reason:
@@ -76,7 +74,7 @@ def plan(
   if not np.count_nonzero(able_I):
     return None
   ask = question(view, rules, request, now_s, able_I)
-  plans = POLICIES[rules.policy](ask)
+  plans = rules.plans(ask)
   i = pick(least_score(plans), able_I, number)
   best = best_plan(plans, i)
   fetch_blocks, found = best.fetch_blocks(i), ask.price(best).at(i)

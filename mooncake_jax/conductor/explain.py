@@ -12,7 +12,6 @@ from mooncake_jax.conductor.asking import question
 from mooncake_jax.conductor.decide import decide
 from mooncake_jax.conductor.decide import Try
 from mooncake_jax.conductor.decode_choice import decode_view
-from mooncake_jax.conductor.policies import POLICIES
 from mooncake_jax.conductor.question import best_plan
 from mooncake_jax.conductor.question import least_score
 from mooncake_jax.conductor.spec import ConductorSpec
@@ -108,9 +107,7 @@ def _prefill(
   decision: Placement | Rejection,
 ) -> Iterator[PrefillCandidate]:
   ask = question(view, rules, asked.request, now_s, view.prefill.accepts_I)
-  plans = [
-    plan._replace(found=ask.price(plan)) for plan in POLICIES[rules.policy](ask)
-  ]
+  plans = [plan._replace(found=ask.price(plan)) for plan in rules.plans(ask)]
   local_I, score_I = ask.local_blocks_I, least_score(plans)
   least = ask.least(score_I)
   for i, name in enumerate(view.prefill.names):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What admission goes by, out of the view; see `admission.Outlook`."""
 
+from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,16 @@ from mooncake_jax.request import Placement
 from mooncake_jax.request import Request
 from mooncake_jax.slo import SLO
 
+# What of an outlook takes long, and who reads which part of it.
+ALL = frozenset({'now', 'then', 'closely'})
+READS: Mapping[object, Collection[str]] = {
+  'none': (),
+  'load': (),
+  'early_rejection': ('now',),
+  'early_rejection_predicted': ('then',),
+  'slo_predictive': ('closely',),
+}
+
 
 def of(
   view: View,
@@ -24,12 +36,14 @@ def of(
   planned: Placement,
   now_s: float,
 ) -> Outlook:
-  """What is predicted for a planned request."""
+  """What is predicted for a planned request: all, but for an admission that is
+  known to read less."""
+  reads = READS.get(rules.admission, ALL)
   i = view.decode.row[planned.decode]
   now = then = planned.tbt_s
-  if rules.admission == 'early_rejection':
+  if 'now' in reads:
     now = _tbt_now_s(view, i, request)
-  if rules.admission == 'early_rejection_predicted':
+  if 'then' in reads:
     then = _tbt_then_s(view, rules, request, now_s + planned.ttft_s)
   seen = Outlook(
     planned.ttft_s,
@@ -38,7 +52,7 @@ def of(
     then,
     share=rules.share_of(request),
   )
-  if rules.admission != 'slo_predictive':
+  if 'closely' not in reads:
     return seen
   return _closely(view, slo, request, seen, planned, now_s)
 

@@ -3,9 +3,11 @@
 
 from dataclasses import dataclass
 
+from mooncake_jax.conductor.admission import Admission
 from mooncake_jax.conductor.admission import ADMISSIONS
 from mooncake_jax.conductor.heat import Replication
 from mooncake_jax.conductor.policies import POLICIES
+from mooncake_jax.conductor.question import Policy
 from mooncake_jax.conductor.roles import RoleRules
 from mooncake_jax.conductor.telemetry import Telemetry
 from mooncake_jax.request import Request
@@ -16,8 +18,10 @@ class ConductorSpec:
   """Policy, admission and what they go by.
 
   Attributes:
-    policy: where to prefill: one of `policies.POLICIES`.
-    admission: whom to take: one of `admission.ADMISSIONS`.
+    policy: where to prefill: one of `policies.POLICIES`, or a function like
+      them.
+    admission: whom to take: one of `admission.ADMISSIONS`, or a function like
+      them.
     balancing_threshold: see `question.Question`; the paper gives no value
       ("adjusted manually").
     work_weight: price of a second of prefill in 'cost_based' where all are
@@ -38,8 +42,8 @@ class ConductorSpec:
     seed: of the draws among equals.
   """
 
-  policy: str = 'kvcache_centric'
-  admission: str = 'early_rejection'
+  policy: str | Policy = 'kvcache_centric'
+  admission: str | Admission = 'early_rejection'
   balancing_threshold: float = 2.0
   work_weight: float = 1.0
   late_check: bool = False
@@ -56,10 +60,10 @@ class ConductorSpec:
 
   def __post_init__(self):
     for name, valid in (('policy', POLICIES), ('admission', ADMISSIONS)):
-      if getattr(self, name) not in valid:
+      chosen = getattr(self, name)
+      if not callable(chosen) and chosen not in valid:
         raise ValueError(
-          f'ConductorSpec.{name}={getattr(self, name)!r} is '
-          f'not one of {", ".join(valid)}'
+          f'ConductorSpec.{name}={chosen!r} is not one of {", ".join(valid)}'
         )
     for name, least in (
       ('balancing_threshold', 1),
@@ -80,6 +84,18 @@ class ConductorSpec:
         f'ConductorSpec.priority_headroom={self.priority_headroom} must be in '
         '(0, 1]'
       )
+
+  @property
+  def plans(self) -> Policy:
+    """The policy as a function."""
+    return self.policy if callable(self.policy) else POLICIES[self.policy]
+
+  @property
+  def admits(self) -> Admission:
+    """The admission as a function."""
+    if callable(self.admission):
+      return self.admission
+    return ADMISSIONS[self.admission]
 
   @property
   def checks_late(self) -> bool:
