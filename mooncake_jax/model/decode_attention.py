@@ -102,12 +102,12 @@ def _pairs(
 def read(kv_LP2CKH, layer, pages, which):
   """Keys (0) or values (1) of pages, in the pages' own order [..., C, X].
 
-  A page's keys are one row: a transpose in the gather would break it up.
+  What is reshaped is what was gathered: a TPU, which stores arrays in tiles,
+  would copy the whole pool to give that another shape.
   """
-  P, _, C, K, H = kv_LP2CKH.shape[1:]
-  rows = kv_LP2CKH.reshape(-1, C * K * H)
-  at = rows.at[(layer * P + pages) * 2 + which]
-  return at.get(mode='promise_in_bounds').reshape(*pages.shape, C, K * H)
+  at = kv_LP2CKH.at[layer, pages, which]
+  pages_CKH = at.get(mode='promise_in_bounds')
+  return pages_CKH.reshape(*pages_CKH.shape[:-2], -1)
 
 
 def _accumulate(carry, q_BNX, row_I, k_ICX, v_ICX, visible_IC):
