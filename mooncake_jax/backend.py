@@ -258,6 +258,13 @@ class Slowable(Protocol):
     ...
 
 
+@runtime_checkable
+class Ahead(Protocol):
+  """A simulation: `progress` is what decode works made and did not tell."""
+
+  def progress(self) -> list[Completion]: ...
+
+
 class MemberChange(NamedTuple):
   """An instance was lost with all it had, or is there again, empty."""
 

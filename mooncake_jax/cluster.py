@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 import heapq
 
+from mooncake_jax.backend import Ahead
 from mooncake_jax.backend import Backend
 from mooncake_jax.backend import Replica
 from mooncake_jax.blocks.segments import Medium
@@ -126,8 +127,12 @@ class Cluster:
   def cancel(self, request_id: str) -> None:
     """Ends the request's try; its pages go as soon as works allow."""
     run = self._flow.last_try(request_id)
-    if run is not None and not run.ended:
-      self._flow.cancel(run)
+    if run is None or run.ended:
+      return
+    if isinstance(self.backend, Ahead):
+      for completion in self.backend.progress():
+        self._flow.complete(completion)
+    self._flow.cancel(run)
 
   # Instances and blocks; see `Members`.
 

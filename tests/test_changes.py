@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to a cluster at given times, and that a run repeats."""
 
+from dataclasses import replace
+
 import pytest
 
 from lifecycle import COSTS
@@ -80,6 +82,17 @@ def test_a_client_may_go_away_at_the_very_time_it_came():
   gone = Changes((Change(request.arrival_s, 'cancel', request.request_id),))
   records, _ = serve([request], make_conductor(SPEC), cluster, changes=gone)
   assert [record.outcome for record in records] == ['cancelled']
+
+
+@pytest.mark.parametrize('max_decode_steps', [1, 8, 64])
+def test_a_client_that_goes_has_the_tokens_that_came(max_decode_steps):
+  """However many steps a simulation makes at once."""
+  spec = replace(SPEC, max_decode_steps=max_decode_steps)
+  cluster = Cluster(spec, MODEL, VirtualBackend(COSTS, LAYERS))
+  (request,) = shared_prefix_requests(1, output=60)
+  gone = Changes((Change(0.1, 'cancel', request.request_id),))
+  (record,), _ = serve([request], make_conductor(spec), cluster, changes=gone)
+  assert (record.outcome, record.num_output_tokens) == ('cancelled', 44)
 
 
 def test_a_name_that_comes_twice_is_told_before_anything_runs():

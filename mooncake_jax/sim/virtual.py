@@ -129,13 +129,9 @@ class VirtualBackend:
     deadline_s: float,
     after: tuple[WorkId, ...] = (),
   ) -> WorkId:
+    work_id, now_s = next(self._ids), self._clock.now_s
     work = SimTransfer(
-      next(self._ids),
-      ops,
-      priority,
-      self._clock.now_s,
-      deadline_s,
-      self._num_layers,
+      work_id, ops, priority, now_s, deadline_s, self._num_layers
     )
     if self._begin(work, after):
       if not work.num_open:
@@ -195,6 +191,11 @@ class VirtualBackend:
       self._clock.now_s = max(self._clock.now_s, until_s)
     completions, self._done = self._done, []
     return completions
+
+  def progress(self) -> list[Completion]:
+    works = [*self._decoding.values(), *self._shared.values()]
+    told = [work.progress(self._clock.now_s) for work in works]
+    return [completion for completion in told if completion is not None]
 
   def link_uses(self) -> dict[tuple[str, str], LinkUse]:
     return self._links.uses()
