@@ -35,6 +35,8 @@ class Tokens(Protocol):
 
   def decode(self, ids: Sequence[int]) -> str: ...
 
+  def token_bytes(self, token: int) -> bytes: ...
+
 
 @dataclass(frozen=True)
 class Model:

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stop strings end text at the same place wherever tokens end."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
+from mooncake_jax.gateway.answers import Answer
+from mooncake_jax.gateway.choice import Piece
+from mooncake_jax.gateway.schema import CompletionRequest
 from mooncake_jax.gateway.text_stream import TextStream
+from mooncake_jax.gateway.writing import TextWriter
+from mooncake_jax.model.tokenizer import Tokenizer
+from mooncake_jax.request import TokenLogprobs
 
 
 def decode(tokens) -> str:
@@ -77,3 +87,19 @@ def test_half_a_character_waits_for_the_other_half():
 def test_an_empty_stop_string_is_refused():
   with pytest.raises(ValueError, match='empty string'):
     TextStream(decode, ['a', ''])
+
+
+def test_tokens_that_end_within_a_character_are_told_by_their_bytes():
+  """All were U+FFFD: alternatives took each other's place in `top_logprobs`."""
+  codec = Tokenizer.from_folder(Path(__file__).parent / 'data/tiny_tokenizer')
+  tokens = codec.encode('é日!')
+  likely = TokenLogprobs(-1.0, tuple((token, -2.0) for token in tokens))
+  body = CompletionRequest(model='m', prompt='', logprobs=5)
+  writer = TextWriter(body, codec, Answer(id='a', created=0, model='m'))
+  piece = Piece('é日!', tokens, [likely] * len(tokens), None)
+  first: Any = SimpleNamespace(index=0)
+  told = writer._logprobs(first, piece)
+  assert told is not None
+  assert told.tokens == ['é', *(f'bytes:\\x{b:x}' for b in '日'.encode()), '!']
+  assert told.text_offset == [0, 1, 1, 1, 2]
+  assert [*told.top_logprobs[0]] == told.tokens

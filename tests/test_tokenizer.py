@@ -64,6 +64,18 @@ def test_byte_level_text_survives_encoding(case):
     assert back == entry['text']
 
 
+def test_the_bytes_of_tokens_are_those_of_the_text(case):
+  """Of a character that several tokens make, each has its own."""
+  tokenizer, _ = case
+  text = 'Grüße, 日本 🙂!'
+  tokens = tokenizer.encode(text, add_special_tokens=False)
+  told = [tokenizer.token_bytes(token) for token in tokens]
+  assert b''.join(told).decode().removeprefix(' ') == text
+  assert any(b'\xef\xbf\xbd' in tokenizer.decode([t]).encode() for t in tokens)
+  assert tokenizer.token_bytes(tokenizer.eos_token_ids[0]).isascii()
+  assert tokenizer.token_bytes(10**6) == b''
+
+
 def test_chats_have_the_reference_text_and_ids(case):
   tokenizer, expected = case
   for entry in expected['chats']:
@@ -179,6 +191,9 @@ def test_a_sentencepiece_vocabulary_has_the_reference_ids(tmp_path):
     assert text == entry['without_special']
     whole = tokenizer.decode(entry['ids'], skip_special_tokens=False)
     assert whole == entry['decoded']
+    ids = tokenizer.encode(entry['text'], add_special_tokens=False)
+    told = b''.join(map(tokenizer.token_bytes, ids)).decode()
+    assert text.strip() in told
 
 
 def test_an_unknown_gguf_vocabulary_is_named(tmp_path):

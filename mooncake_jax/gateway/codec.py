@@ -18,6 +18,8 @@ class Codec(Protocol):
 
   def decode(self, ids: Sequence[int]) -> str: ...
 
+  def token_bytes(self, token: int) -> bytes: ...
+
 
 def placeholders(codec: Codec) -> tuple[int, ...]:
   """Tokens of plain words, one a word, that a simulation answers with."""

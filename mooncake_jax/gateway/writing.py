@@ -5,6 +5,8 @@ Text without log probabilities, which is most of what is ever written, goes
 into a chunk made once an answer: `head + json text + tail`.
 """
 
+from codecs import getincrementaldecoder
+from codecs import IncrementalDecoder
 from collections.abc import Iterable
 from collections.abc import Sequence
 import json
@@ -105,7 +107,12 @@ class Writer:
     raise NotImplementedError
 
   def _word(self, token: int) -> str:
-    return self._codec.decode([token])
+    """Its text, or what it is of a character: 'bytes:\\xe6\\x97'."""
+    raw = self._codec.token_bytes(token)
+    try:
+      return raw.decode()
+    except UnicodeDecodeError:
+      return 'bytes:' + ''.join(f'\\x{byte:02x}' for byte in raw)
 
 
 class TextWriter(Writer):
@@ -118,7 +125,8 @@ class TextWriter(Writer):
     super().__init__(body, codec, head)
     self._echoes = echoes
     self._num_answers = body.num_answers
-    self._offsets: dict[int, int] = {}
+    # By answer: how long its text is, and what awaits the rest of a character.
+    self._offsets: dict[int, tuple[int, IncrementalDecoder]] = {}
 
   def first(self, choice: Choice) -> bytes:
     if not self._echoes:
@@ -161,11 +169,12 @@ class TextWriter(Writer):
     if not self._asks_logprobs:
       return None
     words, offsets = [self._word(token) for token in piece.tokens], []
-    at = self._offsets.get(choice.index, 0)
-    for word in words:
+    fresh = 0, getincrementaldecoder('utf-8')('replace')
+    at, decoder = self._offsets.get(choice.index, fresh)
+    for token in piece.tokens:
       offsets.append(at)
-      at += len(word)
-    self._offsets[choice.index] = at
+      at += len(decoder.decode(self._codec.token_bytes(token)))
+    self._offsets[choice.index] = at, decoder
     return TextLogprobs(
       tokens=words,
       token_logprobs=[likely.logprob for likely in piece.logprobs],
@@ -227,10 +236,8 @@ class ChatWriter(Writer):
     return TokenLogprob(**likely.model_dump(), top_logprobs=top)
 
   def _likely(self, token: int, logprob: float) -> LikelyToken:
-    word = self._word(token)
-    return LikelyToken(
-      token=word, logprob=logprob, bytes=[*word.encode('utf-8', 'replace')]
-    )
+    raw = self._codec.token_bytes(token)
+    return LikelyToken(token=self._word(token), logprob=logprob, bytes=[*raw])
 
 
 def merged(pieces: Sequence[Piece], before: str = '') -> Piece:

@@ -21,6 +21,7 @@ import tokenizers
 from mooncake_jax.model.checkpoints import gguf_config
 from mooncake_jax.model.checkpoints import gguf_tokenizer
 from mooncake_jax.model.checkpoints.gguf_file import GGUFFile
+from mooncake_jax.model.token_bytes import TokenBytes
 
 Message = Mapping[str, Any]
 
@@ -51,6 +52,7 @@ class Tokenizer:
     self.eos_token = eos_token
     self.eos_token_ids = tuple(eos_token_ids)
     self.chat_template = chat_template
+    self._bytes = TokenBytes(backend)
 
   @classmethod
   def from_folder(cls, path: str | Path) -> 'Tokenizer':
@@ -129,6 +131,10 @@ class Tokenizer:
     return self._backend.decode(
       [int(i) for i in ids], skip_special_tokens=skip_special_tokens
     )
+
+  def token_bytes(self, token: int) -> bytes:
+    """Of one token, which may end within a character; see `TokenBytes`."""
+    return self._bytes.of(token)
 
   def apply_chat_template(
     self,

@@ -54,6 +54,10 @@ class WordCodec:
     """Words that encode to these ids."""
     return ' '.join(f't{id_}' for id_ in ids)
 
+  def token_bytes(self, token: int) -> bytes:
+    """Its word's."""
+    return self.decode([token]).encode()
+
   def _role(self, role: str) -> int:
     return self.first_token + ROLES.index(role)
 
