@@ -107,6 +107,30 @@ def test_a_paced_link_delivers_no_faster():
   assert all(at_s >= due_s for at_s, due_s in zip(times, due, strict=True))
 
 
+def test_a_link_that_waits_for_its_receiver_is_not_busy():
+  """Else whatever comes before a slow consumer looks saturated."""
+  num_bytes, device = 1 << 10, jax.devices()[0]
+  budget, arrived = ByteBudget(num_bytes), threading.Semaphore(0)
+  link = Link('link', lambda name, error: None, budget)
+  place = jax.sharding.SingleDeviceSharding(device)
+  move = Move(
+    (np.zeros(num_bytes, np.uint8),),
+    (place,),
+    lambda: True,
+    lambda arrays: arrived.release(),
+    lambda error: None,
+  )
+  for _ in range(2):
+    link.submit(move, 0)
+    # Each by itself: two that wait together go together.
+    time.sleep(0.1)
+  assert arrived.acquire(timeout=30) and not arrived.acquire(timeout=0.4)
+  budget.give(num_bytes)
+  assert arrived.acquire(timeout=30)
+  link.close()
+  assert link.count.num_moves == 2 and 0 < link.count.busy_s < 0.4
+
+
 def test_a_budget_lets_too_much_through_alone_and_ends_waits_when_closed():
   budget = ByteBudget(10)
   assert budget.try_take(25)

@@ -51,7 +51,7 @@ def _read(
   send: Send,
 ) -> None:
   """On the read link's thread: waits for room, reads, sends on."""
-  if not tier.read_bytes.take(num_bytes):
+  if not tier.read_link.take(tier.read_bytes, num_bytes):
     return
   left = partial(tier.read_bytes.give, num_bytes)
   if not run.is_live:  # it ended while it waited

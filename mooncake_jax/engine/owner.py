@@ -4,7 +4,8 @@
 It runs what is posted in order: gathers, scatters, and the beginning of a
 decode work. Chunks of prefill go on beside, in their own order, a layer group
 a turn and only when nothing else is posted: copies go out ahead of the next
-group, and a chunk that waits for its prefix holds nobody up. Between two steps
+group, and a chunk that waits for its prefix holds up no copy and no decode
+step, only the chunks behind it. Between two steps
 of a decode work it takes a turn of at most `TASKS_A_TURN` tasks and one group.
 
 An instance on the same devices may share the owner (`share`). Then a program

@@ -179,6 +179,10 @@ class JobLink:
     """Queues a job. Any thread may call."""
     self._worker.submit(job, priority)
 
+  def take(self, budget: ByteBudget, num_bytes: int) -> bool:
+    """See `Worker.take`."""
+    return self._worker.take(budget, num_bytes)
+
   def close(self) -> None:
     """Ends the thread after the job under way; drops the others."""
     self._worker.close()

@@ -113,7 +113,7 @@ class Link:
   def _move(self, batch: list[Move]) -> None:
     live = [move for move in batch if self._may_go(move)]
     num_bytes = sum(move.num_bytes for move in live)
-    if self._budget and not self._budget.take(num_bytes):
+    if self._budget and not self._worker.take(self._budget, num_bytes):
       return
     try:
       moved = self._put(live)

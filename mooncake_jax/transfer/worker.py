@@ -10,6 +10,8 @@ import time
 from typing import Generic
 from typing import TypeVar
 
+from mooncake_jax.transfer.budget import ByteBudget
+
 T = TypeVar('T')
 
 
@@ -19,7 +21,8 @@ class LinkCount:
 
   Attributes:
     num_moves: that arrived.
-    busy_s: seconds spent moving, failed moves included.
+    busy_s: seconds spent moving, failed moves included; not those spent
+      waiting until the receiver had room.
   """
 
   num_bytes: int = 0
@@ -56,6 +59,7 @@ class Worker(Generic[T]):
     self._order = itertools.count()
     self._is_closed = False
     self._count = LinkCount()
+    self._waited = threading.local()
     self._threads = [
       threading.Thread(target=self._main, name=name, daemon=True)
       for _ in range(num_threads)
@@ -99,10 +103,21 @@ class Worker(Generic[T]):
       self._on_crash(self._name, error)
 
   def _timed(self, batch: list[T]) -> None:
-    start_s = time.perf_counter()
+    start_s, self._waited.s = time.perf_counter(), 0.0
     self._serve(batch)
-    busy_s = (time.perf_counter() - start_s) / len(self._threads)
-    self.add_count(LinkCount(busy_s=busy_s))
+    busy_s = time.perf_counter() - start_s - self._waited.s
+    self.add_count(LinkCount(busy_s=busy_s / len(self._threads)))
+
+  def take(self, budget: ByteBudget, num_bytes: int) -> bool:
+    """Waits for room while it serves, which is not counted as busy.
+
+    Returns:
+      False: the budget was closed.
+    """
+    start_s = time.perf_counter()
+    is_taken = budget.take(num_bytes)
+    self._waited.s += time.perf_counter() - start_s
+    return is_taken
 
   def add_count(self, more: LinkCount) -> None:
     """Adds to what was moved."""
