@@ -198,11 +198,19 @@ def join_ray(spec: RaySpec, num_places: int) -> bool:
 
 
 def _start_ray(spec: RaySpec, num_places: int) -> None:
-  # Without 'local' it would join another that it finds here.
-  ray.init(
-    'local',
-    num_cpus=max(1, math.ceil(num_places * spec.num_cpus)),
-    include_dashboard=False,
-    object_store_memory=OBJECT_STORE_BYTES,
-    logging_level=logging.ERROR,
-  )
+  """Where a busy machine has Ray's processes start too slowly, once more."""
+  for tries_left in (2, 1, 0):
+    try:
+      # Without 'local' it would join another that it finds here.
+      ray.init(
+        'local',
+        num_cpus=max(1, math.ceil(num_places * spec.num_cpus)),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        logging_level=logging.ERROR,
+      )
+      return
+    except Exception as error:  # Ray has no narrower one for it
+      if not tries_left or 'timed out during startup' not in str(error):
+        raise
+      ray.shutdown()
