@@ -2,12 +2,15 @@
 """An SSD segment alone: what it gives back is what was put, or an error."""
 
 from pathlib import Path
+import time
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorstore
 
 from mooncake_jax.backend import Replica
+from mooncake_jax.transfer import entries
 from mooncake_jax.transfer.checksum import ChecksumError
 from mooncake_jax.transfer.entry import BlockFormat
 from mooncake_jax.transfer.entry import HEADER_BYTES
@@ -260,3 +263,38 @@ def test_a_folder_that_cannot_be_used_is_named_in_one_line(tmp_path):
     open_at(url, -1)
   held.close()
   open_at(tmp_path.as_uri()).close()
+
+
+class Silent:
+  """What tensorstore gives of a bucket that never answers."""
+
+  def __init__(self):
+    self._promises = []  # a future whose promise is gone has failed
+
+  def __getattr__(self, name):
+    del name
+    return self._ask
+
+  def _ask(self, *args, **kwargs):
+    promise, future = tensorstore.Promise.new()
+    self._promises.append(promise)
+    return future
+
+
+def test_a_store_that_does_not_answer_is_waited_for_so_long_only(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(entries, 'STORE_TIMEOUT_S', 0.1)
+  url = f'file://{tmp_path}'
+  segment = SsdSegment('a/ssd', url, 1 << 20, BLOCK, plain_files=False)
+  for i in range(20):
+    put(segment, replica(i), block(i))
+  began_s = time.monotonic()
+  monkeypatch.setattr(segment._entries, '_store', Silent())
+  with pytest.raises(OSError, match='no answer within'):
+    segment.read(replica(0), RANGES[0])
+  with pytest.raises(OSError, match='no answer within'):
+    put(segment, replica(20), block(20))
+  segment.drop([replica(i) for i in range(20)])
+  segment.close()  # 40 entries would be 4 s, were each waited for
+  assert time.monotonic() - began_s < 2

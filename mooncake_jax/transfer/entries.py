@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 from typing import Protocol
 from urllib.parse import unquote
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ import tensorstore
 
 from mooncake_jax.transfer.checksum import raw_bytes
 
+STORE_TIMEOUT_S = 60.0  # of a call; close() waits for those under way
 ALIGN_BYTES = 64  # a CPU device uses memory aligned so in place
 
 
@@ -168,22 +170,22 @@ class FileEntries:
 
 
 class StoreEntries:
-  """A tensorstore key-value store."""
+  """A tensorstore key-value store; TimeoutError where it does not answer."""
 
   def __init__(self, url: str, file_io_sync: bool):
     """Opens it; whatever it raises is tensorstore's."""
     context = tensorstore.Context({'file_io_sync': file_io_sync})
     url = url if url.endswith('/') else f'{url}/'
-    self._store = tensorstore.KvStore.open(url, context=context).result()
-    self._store.write('.lock', b'').result()
+    self._store = _done(tensorstore.KvStore.open(url, context=context))
+    _done(self._store.write('.lock', b''))
 
   def write(self, name: str, pieces: Sequence[memoryview]) -> None:
     """See `Entries`."""
-    self._store.write(name, b''.join(pieces)).result()
+    _done(self._store.write(name, b''.join(pieces)))
 
   def read(self, name: str) -> np.ndarray:
     """See `Entries`."""
-    found = self._store.read(name).result()
+    found = _done(self._store.read(name))
     if found.state != 'value':
       raise LookupError(f'entry {name!r} is not here')
     return np.frombuffer(found.value, np.uint8)
@@ -192,29 +194,42 @@ class StoreEntries:
     """See `Entries`."""
     try:
       part = slice(0, num_bytes)
-      return self._store.read(name, byte_range=part).result().value
+      return _done(self._store.read(name, byte_range=part)).value
     except ValueError:  # it is shorter
-      return self._store.read(name).result().value
+      return _done(self._store.read(name)).value
 
   def has(self, name: str, num_bytes: int) -> bool:
     """See `Entries`."""
     last = slice(num_bytes - 1, num_bytes)
     try:
-      return self._store.read(name, byte_range=last).result().state == 'value'
+      return _done(self._store.read(name, byte_range=last)).state == 'value'
     except ValueError:
       return False
 
   def delete(self, name: str) -> None:
     """See `Entries`."""
-    self._store.write(name, None).result()
+    _done(self._store.write(name, None))
 
   def names(self) -> list[str]:
     """See `Entries`."""
-    found = (name.decode() for name in self._store.list().result())
+    found = (name.decode() for name in _done(self._store.list()))
     return [name for name in found if name.count('/') == 1]
 
   def close(self) -> None:
     del self._store
+
+
+def _done(future: Any) -> Any:
+  """What comes of a call of tensorstore, which has no deadlines of its own.
+
+  Raises:
+    TimeoutError: an OSError, as of any medium that failed.
+  """
+  try:
+    return future.result(timeout=STORE_TIMEOUT_S)
+  except TimeoutError:
+    future.cancel()
+    raise TimeoutError(f'no answer within {STORE_TIMEOUT_S:.0f} s') from None
 
 
 def aligned(num_bytes: int) -> np.ndarray:

@@ -156,10 +156,14 @@ class SsdSegment:
 
   def _sweep(self) -> None:
     """Deletes what was forgotten; what can't be is tried again later."""
-    failed = set()
-    for name in self._index.take_forgotten():
+    left, failed = {*self._index.take_forgotten()}, set()
+    while left:
+      name = left.pop()
       try:
         self._entries.delete(name)
+      except TimeoutError:  # nor would the others be answered
+        failed |= {name, *left}
+        break
       except (OSError, ValueError):
         failed.add(name)
     self._index.still_forgotten(failed)
