@@ -138,8 +138,10 @@ def even_bubble_share(num_chunks: int, stages: int) -> float:
 def split(spans: Sequence[StageSpan]) -> PipelineSplit:
   """What the makespan of these spans, planned or measured, consists of.
 
-  The first chunk finds every stage idle, so what lies between its stages is
-  handing over; all else that is not work is bubbles.
+  On an idle pipeline the first chunk finds every stage idle, so what lies
+  between its stages is handing over; all else that is not work is bubbles.
+  Under load it may have waited there for other requests' chunks: then that is
+  counted as handing over too, and `boundary_s` is the most that it can be.
   """
   if not spans:
     return PipelineSplit(0.0, 0.0, 0.0)

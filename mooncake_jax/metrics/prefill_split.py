@@ -21,7 +21,10 @@ from mooncake_jax.events import WorkDone
 
 
 class PrefillSplit(NamedTuple):
-  """Seconds of one request; bubbles include what others computed meanwhile."""
+  """Seconds of one request; bubbles include what others computed meanwhile.
+
+  So do boundaries where its first chunk met others: see `pipeline.split`.
+  """
 
   compute_s: float
   bubble_s: float
