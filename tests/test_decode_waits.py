@@ -14,6 +14,7 @@ from lifecycle import SPEC
 from mooncake_jax.cluster import Cluster
 from mooncake_jax.cluster_spec import InstanceSizes
 from mooncake_jax.conductor.conductor import Conductor
+from mooncake_jax.conductor.corrections import Lateness
 from mooncake_jax.conductor.spec import ConductorSpec
 from mooncake_jax.metrics.latency import tail_s
 from mooncake_jax.serve import serve
@@ -93,3 +94,24 @@ def test_a_wait_for_room_grows_with_the_backlog():
   said_s = np.array([r.predicted_ttft_s for r in records[8:]])
   took_s = np.array([r.ttft_s for r in records[8:]])
   assert said_s / took_s == pytest.approx(1.0, abs=0.4)
+
+
+def test_who_is_let_in_where_room_is_short_keeps_the_limit():
+  """The backlog is let grow to the limit, less what predictions are off."""
+  spec = replace(FULL, decode_pool_tokens=400)
+  slo = SLO(0.3, 1e3)
+  records = _served(spec, 120, 0.01, slo, 'early_rejection')
+  came_s = [r.ttft_s for r in records if r.ttft_s is not None]
+  late = sum(ttft_s > slo.ttft_s for ttft_s in came_s)
+  assert 40 < len(came_s) < 80
+  assert late < 0.15 * len(came_s)
+
+
+def test_a_margin_is_kept_by_nine_of_ten():
+  lateness, rng = Lateness(True), np.random.default_rng(0)
+  said_s = rng.uniform(5, 30, 4000)
+  took_s = said_s * (1 + rng.logistic(0, 0.1, 4000))
+  for said, took in zip(said_s.tolist(), took_s.tolist()):
+    lateness.observe(said, took)
+  kept = np.mean(took_s <= lateness.margin * said_s)
+  assert kept == pytest.approx(0.9, abs=0.03)

@@ -24,7 +24,7 @@ class Outlook:
   """What is predicted for a request that asks to be let in.
 
   Attributes:
-    ttft_s: of the request.
+    ttft_s: of the request, as it is kept nine times in ten.
     tbt_s: of the request.
     tbt_now_s: of that instance's step with the request and what decodes now.
     tbt_then_s: mean of all decode instances when its prefill ends.

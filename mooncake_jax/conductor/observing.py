@@ -113,6 +113,7 @@ def _prefilled(view: View, placed: Placed, time_s: float) -> None:
     return
   placed.prefilled = True
   name, at = placed.request.request_id, placed.placement
+  view.lateness.observe(at.ttft_s, time_s - placed.placed_s)
   view.prefill.done(at.prefill, name, time_s)
   view.horizon.expect(name, time_s)
   view.decode.begins(name, time_s)

@@ -46,7 +46,7 @@ def of(
   if 'then' in reads:
     then = _tbt_then_s(view, rules, request, now_s + planned.ttft_s)
   seen = Outlook(
-    planned.ttft_s,
+    planned.ttft_s * view.lateness.margin,
     planned.tbt_s,
     now,
     then,
@@ -79,7 +79,7 @@ def retry_after_s(
   if reason == 'ttft':
     alone_s = planned.transfer_s + planned.prefill_s
     limit_s = seen.share * slo.ttft_s
-    return None if alone_s > limit_s else planned.ttft_s - limit_s
+    return None if alone_s > limit_s else seen.ttft_s - limit_s
   return view.lengths.mean * planned.tbt_s
 
 
@@ -97,7 +97,7 @@ def _closely(
   """
   loads, lengths = view.decode, view.lengths
   i, prompt_tokens = loads.row[planned.decode], request.num_prompt_tokens
-  join_s, most = now_s + seen.ttft_s, request.max_output_tokens
+  join_s, most = now_s + planned.ttft_s, request.max_output_tokens
   step_s, others = meet(
     loads, i, prompt_tokens, now_s, join_s, lengths.until_stop
   )
@@ -105,7 +105,7 @@ def _closely(
   step_s *= factor
   wait = row_wait(loads, i, loads.rows_I.item(i), lengths.until_stop)
   late = max(
-    view.late_kv_s(request, planned) / step_s, wait - seen.ttft_s / step_s
+    view.late_kv_s(request, planned) / step_s, wait - planned.ttft_s / step_s
   )
   in_steps = tail(lengths.expected(most), others.rows, late)
   keeps = view.tbt_odds.keeps(seen.share * slo.tbt_s / in_steps, step_s)

@@ -14,6 +14,7 @@ import numpy as np
 
 from mooncake_jax.cluster_spec import ClusterSpec
 from mooncake_jax.conductor.corrections import Correction
+from mooncake_jax.conductor.corrections import Lateness
 from mooncake_jax.conductor.corrections import Odds
 from mooncake_jax.conductor.corrections import Settling
 from mooncake_jax.conductor.corrections import WorkCorrection
@@ -59,6 +60,7 @@ class View:
     pace_error, queue_error: of queues, by instance, and of all at once.
     tbt_odds, join_odds: how far a predicted TBT is off, when a request comes
       and when it joins its batch.
+    lateness: how far a predicted TTFT is exceeded.
   """
 
   def __init__(
@@ -97,6 +99,7 @@ class View:
     self.queue_error = WorkCorrection(spec.correct)
     self.tbt_odds = Odds(spec.correct)
     self.join_odds = Odds(spec.correct)
+    self.lateness = Lateness(spec.correct)
     self.placed = Reservations()
     self.horizon = DecodeHorizon()
     self.lengths = OutputLengths(spec.prior_output_tokens)
