@@ -107,6 +107,20 @@ def test_attention_lowers(platform, call, head_dim, dtype, T):
     assert (call in exported.mlir_module()) == has_call
 
 
+@pytest.mark.parametrize('T', [1, 24])
+def test_no_product_of_float32_is_cut_on_accelerators(T):
+  lowered = (
+    jax.jit(attend)
+    .trace(*make_inputs(T, 3, 3, 64))
+    .lower(lowering_platforms=('tpu',))
+  )
+  text = lowered.as_text()
+  products = [line for line in text.splitlines() if 'dot_general' in line]
+  assert len(products) >= 2
+  for line in products:
+    assert 'precision = [HIGHEST, HIGHEST]' in line, line
+
+
 def test_heads_split_over_devices_equal_whole():
   mesh = make_mesh(LLAMA, 2)
   q, kv, *rest = make_inputs(1, 4, 2, 16)

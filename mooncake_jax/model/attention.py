@@ -23,6 +23,7 @@ from mooncake_jax.model.kernels import cpu
 from mooncake_jax.model.kernels import gathered
 from mooncake_jax.model.kernels import gpu
 from mooncake_jax.model.kernels import tpu
+from mooncake_jax.model.kernels.softmax import exact
 from mooncake_jax.model.kernels.softmax import MASKED
 
 BLOCK_TOKENS = 256  # keys
@@ -161,6 +162,7 @@ def _accumulate(carry, q_BKGTH, k_BKSH, v_BKSH, visible_BTS):
     'BKGTH,BKSH->BKGTS',
     q_BKGTH,
     k_BKSH.astype(q_BKGTH.dtype),
+    precision=exact(q_BKGTH.dtype),
     preferred_element_type=jnp.float32,
   )
   s_BKGTS = jnp.where(visible_BTS[:, None, None], s_BKGTS, MASKED)
@@ -171,6 +173,7 @@ def _accumulate(carry, q_BKGTH, k_BKSH, v_BKSH, visible_BTS):
     'BKGTS,BKSH->BKGTH',
     p_BKGTS.astype(q_BKGTH.dtype),
     v_BKSH.astype(q_BKGTH.dtype),
+    precision=exact(q_BKGTH.dtype),
     preferred_element_type=jnp.float32,
   )
   l_BKGT = l_BKGT * keep_BKGT + p_BKGTS.sum(axis=-1)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 from jax import numpy as jnp
 
+from mooncake_jax.model.kernels.softmax import exact
 from mooncake_jax.model.kernels.softmax import MASKED
 
 # Tokens at a time. More of them leave the cache of the CPUs measured here
@@ -113,7 +114,7 @@ def read(kv_LP2CKH, layer, pages, which):
 def _accumulate(carry, q_BNX, row_I, k_ICX, v_ICX, visible_IC):
   """Adds some pairs to their rows' maximum, sum and weighted values."""
   m_BN, l_BN, o_BNX = carry
-  B, N, X = q_BNX.shape
+  B = len(q_BNX)
   own_BI = row_I[None] == jnp.arange(B)[:, None]
   s_INC = _dot('INX,ICX->INC', q_BNX[row_I], k_ICX.astype(q_BNX.dtype))
   s_INC = jnp.where(visible_IC[:, None], s_INC, MASKED)
@@ -124,14 +125,18 @@ def _accumulate(carry, q_BNX, row_I, k_ICX, v_ICX, visible_IC):
   pv_INX = _dot('INC,ICX->INX', p_INC.astype(q_BNX.dtype), v_ICX)
   keep_BN = jnp.exp(m_BN - top_BN)
   own_BI = own_BI.astype(jnp.float32)
-  l_BN = l_BN * keep_BN + own_BI @ p_INC.sum(axis=-1)
-  pv_BNX = (own_BI @ pv_INX.reshape(-1, N * X)).reshape(B, N, X)
+  l_BN = l_BN * keep_BN + _dot('BI,IN->BN', own_BI, p_INC.sum(axis=-1))
+  pv_BNX = _dot('BI,INX->BNX', own_BI, pv_INX)
   return top_BN, l_BN, o_BNX * keep_BN[..., None] + pv_BNX
 
 
 def _dot(subscripts, a, b):
   return jnp.einsum(
-    subscripts, a, b.astype(a.dtype), preferred_element_type=jnp.float32
+    subscripts,
+    a,
+    b.astype(a.dtype),
+    precision=exact(a.dtype),
+    preferred_element_type=jnp.float32,
   )
 
 
@@ -144,7 +149,7 @@ def _widen(q_BKGH):
   """
   B, K, G, H = q_BKGH.shape
   own_KJ = jnp.eye(K, dtype=q_BKGH.dtype)
-  wide = jnp.einsum('BKGH,KJ->BKGJH', q_BKGH, own_KJ)
+  wide = _dot('BKGH,KJ->BKGJH', q_BKGH, own_KJ).astype(q_BKGH.dtype)
   return wide.reshape(B, K * G, K * H)
 
 
@@ -154,4 +159,4 @@ def _narrow(o_BNX, num_kv_heads):
   K = num_kv_heads
   own_KJ = jnp.eye(K, dtype=o_BNX.dtype)
   wide_BKGJH = o_BNX.reshape(B, K, N // K, K, X // K)
-  return jnp.einsum('BKGJH,KJ->BKGH', wide_BKGJH, own_KJ)
+  return _dot('BKGJH,KJ->BKGH', wide_BKGJH, own_KJ)

@@ -57,13 +57,17 @@ def visible(
   return causal if window is None else causal & (k_1C > q_R1 - window)
 
 
+def exact(dtype: jax.typing.DTypeLike) -> jax.lax.Precision | None:
+  """Of products in attention: float32 is not cut to TF32 or bfloat16."""
+  return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
 def _dot(a, b, contracted):
-  """a x b over b's axis `contracted`; float32 is not cut to TF32."""
-  exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  """a x b over b's axis `contracted`."""
   return jax.lax.dot_general(
     a,
     b,
     (((1,), (contracted,)), ((), ())),
-    precision=exact,
+    precision=exact(a.dtype),
     preferred_element_type=jnp.float32,
   )
