@@ -154,6 +154,10 @@ def _environment(
   left_out = list(outcome.prepared.errors)
   return environment(devices, seed, started) | {
     'jax_backend': ', '.join(platforms) or None,
+    'attention': sorted({device.attention for device in outcome.devices}),
+    'matmul_precision': sorted(
+      {device.matmul_precision or 'default' for device in outcome.devices}
+    ),
     'processes': processes,
     'left_out': left_out,
     'parts': parts,

@@ -4,6 +4,7 @@
 import functools
 import logging
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -34,6 +35,15 @@ needs_compiler = pytest.mark.skipif(
   not build.is_there(), reason='no C++ compiler'
 )
 LAYER = 1
+CPU = SimpleNamespace(platform='cpu')
+TPU = SimpleNamespace(platform='tpu')
+HOPPER = SimpleNamespace(platform='gpu', compute_capability='9.0')
+VOLTA = SimpleNamespace(platform='gpu', compute_capability='7.0')
+AMD = SimpleNamespace(platform='gpu', compute_capability='gfx90a')
+
+
+def chosen(choice, device, pages_shape=(64, 8, 128), dtype='float32') -> str:
+  return kernels.chosen(choice, device, pages_shape, jnp.dtype(dtype))
 
 
 def make_inputs(stops, page_tokens, K, G, H, dtype) -> Any:
@@ -223,16 +233,33 @@ def test_without_a_compiler_there_is_the_portable_path(
     assert not build.is_there.__wrapped__()
   assert 'no C++ compiler' in caplog.text
   monkeypatch.setattr(build, 'is_there', lambda: False)
-  assert kernels.chosen('auto', 'cpu') == 'jnp'
+  assert chosen('auto', CPU) == 'jnp'
   with pytest.raises(ValueError, match='needs a CPU and a C\\+\\+ compiler'):
-    kernels.chosen('cpu', 'cpu')
+    chosen('cpu', CPU)
 
 
-def test_auto_is_the_portable_path_on_accelerators():
-  assert kernels.chosen('auto', 'gpu') == 'jnp'
-  assert kernels.chosen('pallas', 'gpu') == 'pallas'
-  with pytest.raises(ValueError, match="platform='tpu'"):
-    kernels.chosen('cpu', 'tpu')
+@pytest.mark.parametrize(
+  ('device', 'pages', 'dtype', 'kernel'),
+  [
+    (TPU, (64, 8, 128), 'bfloat16', 'pallas'),
+    (TPU, (64, 8, 64), 'bfloat16', 'jnp'),  # half a row of its registers
+    (TPU, (2048, 8, 128), 'bfloat16', 'jnp'),  # beyond VMEM
+    (TPU, (64, 1, 128), 'bfloat16', 'jnp'),  # half a word
+    (TPU, (64, 3, 128), 'bfloat16', 'jnp'),
+    (TPU, (64, 8, 128), 'int8', 'jnp'),
+    (HOPPER, (64, 3, 64), 'float32', 'pallas'),
+    (HOPPER, (48, 3, 64), 'float32', 'jnp'),
+    (VOLTA, (64, 3, 64), 'float32', 'jnp'),
+    (AMD, (64, 3, 64), 'float32', 'jnp'),
+  ],
+)
+def test_auto_is_ours_on_accelerators_where_pages_fit(
+  device, pages, dtype, kernel
+):
+  assert chosen('auto', device, pages, dtype) == kernel
+  assert chosen('pallas', device, pages, dtype) == 'pallas'
+  with pytest.raises(ValueError, match='needs a CPU'):
+    chosen('cpu', device, pages, dtype)
 
 
 @needs_compiler

@@ -125,6 +125,8 @@ def test_a_run_killed_twice_goes_on_and_serves_nothing_again(tmp_path, capsys):
   assert parts[-1]['kept'] == len(kept) and parts[-1]['at_s'] == at_s
   assert parts[0]['slurm_job_id'] == '7' and parts[0]['commit']
   assert found['jax_backend'] == 'cpu'
+  assert found['attention'][0] in ('cpu', 'jnp')  # what 'auto' was here
+  assert found['matmul_precision'] == ['default']
   assert json.loads((out / 'summary.json').read_text())['offered'] == COUNT
   # Its tokens are those of a run that nobody killed.
   assert run.main([*SMALL, '--out', str(tmp_path / 'whole')]) == 0

@@ -55,14 +55,12 @@ class Builder:
     """
     self._config = config
     self._spec = spec
-    self._kernel: kernels.AttentionKernel = kernels.chosen(
-      spec.attention, devices[0].platform
-    )
     self._devices = devices
-    self._weights = weights
     self._layout = layout
     self._kv_dtype = kv_dtype
-    self._programs = programs.with_attention(self._kernel)
+    self.kernel: kernels.AttentionKernel = self._chosen()
+    self._weights = weights
+    self._programs = programs.with_attention(self.kernel)
     self._owner = owner
     self._ranges = spec.stage_ranges(config.num_layers)
 
@@ -70,10 +68,14 @@ class Builder:
     self, staging: ByteBudget, now_s: Callable[[], float], on_crash: Crash
   ) -> Iterator[Stage]:
     """Allocates pools and parameters and starts the threads."""
-    if self._spec.executor == 'spmd' and len(self._ranges) > 1:
+    if self._is_ticked:
       yield from self._spmd(staging, now_s, on_crash)
     else:
       yield from self._mpmd(staging, now_s, on_crash)
+
+  @property
+  def _is_ticked(self) -> bool:
+    return self._spec.executor == 'spmd' and self._spec.num_stages > 1
 
   def _mpmd(
     self, staging: ByteBudget, now_s: Callable[[], float], on_crash: Crash
@@ -93,12 +95,23 @@ class Builder:
         params,
         groups,
         self._programs.prefill,
-        self._kernel,
+        self.kernel,
       )
       desk = Desk(
         pool, Reader(f'{name}-reader', now_s, on_crash), staging, model
       )
       yield Stage(desk, self._owner_of(name, desk, on_crash))
+
+  def _chosen(self) -> kernels.AttentionKernel:
+    """The kernel of attention."""
+    spec, config = self._spec, self._config
+    device, choice = self._devices[0], spec.attention
+    if self._is_ticked and choice == 'auto' and device.platform != 'cpu':
+      return 'jnp'  # the others don't run inside a program of all stages
+    heads = sharding.local_heads(spec.num_devices, config)
+    pages_shape = self._layout.page_tokens, heads, config.head_dim
+    dtype = jax.numpy.dtype(self._kv_dtype)
+    return kernels.chosen(choice, device, pages_shape, dtype)
 
   @property
   def _unrolls(self) -> bool:
@@ -106,7 +119,7 @@ class Builder:
     spec, on_cpu = self._spec, self._devices[0].platform == 'cpu'
     if spec.unroll is not None:
       return spec.unroll
-    stays = can_stay_stacked(max(spec.batch_sizes), self._kernel)
+    stays = can_stay_stacked(max(spec.batch_sizes), self.kernel)
     return on_cpu and spec.role != 'prefill' and not stays
 
   def _owner_of(self, name: str, desk: Desk, on_crash: Crash) -> Owner:

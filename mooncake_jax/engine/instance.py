@@ -90,6 +90,7 @@ class Instance:
       builder = Builder(
         config, spec, devices, weights, layout, kv_dtype, programs, owner
       )
+      self._attention = builder.kernel
       for stage in builder.stages(self.staging, now_s, on_crash):
         self.stages.append(stage)
     except BaseException:
@@ -107,7 +108,9 @@ class Instance:
     """Of its stages, one after the other."""
     meshes = [stage.desk.pool.mesh for stage in self.stages]
     used = [device for mesh in meshes for device in mesh.devices.flat]
-    return [DeviceName(device.platform, str(device)) for device in used]
+    precision: str | None = jax.config.jax_default_matmul_precision  # pyright: ignore
+    about = (self._attention, precision)
+    return [DeviceName(d.platform, str(d), *about) for d in used]
 
   @property
   def groups(self) -> list[Layers]:

@@ -60,6 +60,11 @@ def make_mesh(devices: Sequence[Device], config: ModelConfig) -> Mesh:
   return Mesh(grid, MESH_AXES, axis_types=(AxisType.Explicit,) * 2)
 
 
+def local_heads(num_devices: int, config: ModelConfig) -> int:
+  """KV heads of each device of such a mesh."""
+  return config.num_kv_heads // math.gcd(num_devices, config.num_kv_heads)
+
+
 def spec(
   mesh: Mesh | jax.sharding.AbstractMesh,
   axes: str,

@@ -60,8 +60,10 @@ class Model:
     pages follow the row's before it, as far as the step needs them.
     """
     self.config = config
-    platform = jax.devices()[0].platform
-    self.kernel = kernels.chosen(kernel, platform)
+    pages_shape = (PAGE_TOKENS, config.num_kv_heads, config.head_dim)
+    self.kernel = kernels.chosen(
+      kernel, jax.devices()[0], pages_shape, jnp.dtype(dtype)
+    )
     self.mesh = sharding.make_mesh(jax.devices()[:1], config)
     made = params.init_params(config, jax.random.key(0), dtype, self.mesh)
     made = made if unroll else params.stack_layers(made)

@@ -3,22 +3,37 @@
 
 `gpu` and `tpu` are ours, in Pallas: 'pallas' is the one of the platform, or
 either's interpreter on a CPU. `gathered` feeds JAX's: 'cudnn', 'tpu_ragged'.
-`cpu` is ours in C++, for decode steps; 'auto' is that where it can be
-compiled and the portable path elsewhere.
+`cpu` is ours in C++, for decode steps. On a CPU 'auto' is that where it can be
+compiled; on an accelerator it is 'pallas' where pages and heads fit its tiles;
+elsewhere it is the portable path, 'jnp'.
 """
 
+from typing import Any
 from typing import Literal
 
 AttentionKernel = Literal['jnp', 'cpu', 'pallas', 'cudnn', 'tpu_ragged']
 AttentionChoice = Literal['auto', 'jnp', 'cpu', 'pallas', 'cudnn', 'tpu_ragged']
 
 
-def chosen(choice: AttentionChoice, platform: str) -> AttentionKernel:
-  """What 'auto' stands for on a platform; the others as they are.
+def chosen(
+  choice: AttentionChoice,
+  device: Any,
+  pages_shape: tuple[int, int, int],
+  dtype: Any,
+) -> AttentionKernel:
+  """What 'auto' stands for on a device; the others as they are.
+
+  Args:
+    device: as JAX gives them.
+    pages_shape: of one device's pages: tokens, KV heads, head dim.
+    dtype: of KVCache.
 
   Raises:
     ValueError: 'cpu' where it can't be compiled, or for another platform.
   """
+  platform = device.platform
+  if choice == 'auto' and platform != 'cpu':
+    return 'pallas' if _fits(device, pages_shape, dtype) else 'jnp'
   if choice not in ('auto', 'cpu'):
     return choice
   from mooncake_jax.model.kernels.native import build
@@ -29,3 +44,16 @@ def chosen(choice: AttentionChoice, platform: str) -> AttentionKernel:
       f'attention={choice!r} needs a CPU and a C++ compiler ({platform=})'
     )
   return 'cpu' if is_there else 'jnp'
+
+
+def _fits(device, pages_shape, dtype) -> bool:
+  """Whether 'pallas' takes such pages; of narrower KVCache that is unknown."""
+  from mooncake_jax.model.kernels import gpu
+  from mooncake_jax.model.kernels import tpu
+
+  if str(dtype) not in ('float32', 'bfloat16'):
+    return False
+  page_tokens, num_heads, head_dim = pages_shape
+  if device.platform == 'tpu':
+    return tpu.fits(page_tokens, num_heads, head_dim, dtype.itemsize)
+  return gpu.fits(device, page_tokens, head_dim)

@@ -24,6 +24,29 @@ from mooncake_jax.model.kernels import softmax
 LEAST_ROWS = 16
 MOST_ROWS = 128
 LANES = 128  # scratch arrays of one number a row fill whole registers
+SUBLANES = 8  # rows of a register
+WORD_BYTES = 4
+# Of the 16 MiB that a program has by default; the rest is for the compiler.
+VMEM_BYTES = 12 << 20
+
+
+def fits(
+  page_tokens: int, num_heads: int, head_dim: int, itemsize: int
+) -> bool:
+  """Whether pages of `num_heads` KV heads a device go into tiles and VMEM.
+
+  VMEM holds most for a chunk: two pages, one computed and one on its way, two
+  tiles of queries, two of outputs, and the sums. Of KV heads that fill no
+  tiles, as 3 or half a word of one, XLA would copy the pool for the kernel.
+  """
+  page_bytes = 2 * page_tokens * num_heads * head_dim * itemsize
+  rows_bytes = 4 * num_heads * MOST_ROWS * (4 * head_dim)
+  sums_bytes = 4 * num_heads * MOST_ROWS * (2 * LANES + head_dim)
+  used_bytes = 2 * page_bytes + rows_bytes + sums_bytes
+  fills_tiles = num_heads % SUBLANES == 0 or num_heads in (1, 2, 4)
+  fills_words = num_heads * itemsize % WORD_BYTES == 0
+  is_tiled = head_dim % LANES == 0 and fills_tiles and fills_words
+  return is_tiled and used_bytes <= VMEM_BYTES
 
 
 def attend(
