@@ -85,7 +85,8 @@ class StagePool:
       num_layers or layers[1] - layers[0],
     )
     self.kv = on_huge_pages(kv)
-    self.copies_now = self.can_copy_now = cpu_copies.on_cpu(self.kv)
+    self.can_copy_now = cpu_copies.is_taken(self.kv.devices())
+    self.copies_now = self.can_copy_now
 
   def check(self) -> None:
     """Raises RuntimeError if a program failed after it was given the pool."""

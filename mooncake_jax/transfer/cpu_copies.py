@@ -20,6 +20,15 @@ import numpy as np
 from mooncake_jax.transfer.entries import aligned
 from mooncake_jax.transfer.heads import HeadSlices
 
+# Turned off, a CPU's blocks go the way of an accelerator's, by compiled copies
+# and `device_put`: that way is tested where there is no accelerator.
+IS_TAKEN = True
+
+
+def is_taken(devices: Iterable[Any]) -> bool:
+  """Whether memory of these devices is copied by the CPU itself."""
+  return IS_TAKEN and all(device.platform == 'cpu' for device in devices)
+
 
 def on_cpu(array: jax.Array) -> bool:
   return all(device.platform == 'cpu' for device in array.devices())

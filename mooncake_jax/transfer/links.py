@@ -16,6 +16,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 import numpy as np
 
+from mooncake_jax.transfer import cpu_copies
 from mooncake_jax.transfer.budget import ByteBudget
 from mooncake_jax.transfer.entries import aligned
 from mooncake_jax.transfer.heads import HeadSlices
@@ -206,4 +207,4 @@ def _is_on_cpu(move: Move) -> bool:
     devices |= target.device_set
     if isinstance(array, jax.Array):
       devices |= array.devices()
-  return all(device.platform == 'cpu' for device in devices)
+  return cpu_copies.is_taken(devices)
