@@ -169,11 +169,11 @@ def state_of(cluster, name):
 SLOW_PUT = 0.05
 
 
-def slow_store():
-  """Puts take long, so that a preempted request stays in that state."""
+def slow_store(put_s: float = SLOW_PUT):
+  """Puts to others' hosts take long: whoever is preempted stays so."""
   from lifecycle import COSTS
 
-  return replace(COSTS, offload_latency_s=SLOW_PUT)
+  return replace(COSTS, copy_latency_s=put_s)
 
 
 def test_a_preempted_request_keeps_its_pages_until_they_are_read():
@@ -206,7 +206,7 @@ def test_a_preempted_request_is_cancelled_while_its_blocks_are_written():
 
 def test_a_preempted_request_has_a_deadline():
   spec = replace(TIGHT, request_timeout_s=0.15)
-  cluster = make_virtual(spec, replace(slow_store(), offload_latency_s=9.0))
+  cluster = make_virtual(spec, slow_store(9.0))
   name, _ = under_pressure(cluster)
   failed = [e for e in run_out(cluster) if isinstance(e, Failed)]
   (event,) = [e for e in failed if e.request_id == name]

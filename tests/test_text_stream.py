@@ -102,4 +102,5 @@ def test_tokens_that_end_within_a_character_are_told_by_their_bytes():
   assert told is not None
   assert told.tokens == ['é', *(f'bytes:\\x{b:x}' for b in '日'.encode()), '!']
   assert told.text_offset == [0, 1, 1, 1, 2]
+  assert told.top_logprobs and told.top_logprobs[0]
   assert [*told.top_logprobs[0]] == told.tokens

@@ -79,7 +79,7 @@ class Cycle:
     while completions := backend.wait(None):
       for completion in completions:
         held = gets[completion.work_id]
-        arrived += self.client.arrived(held, completion, self._now_s)[0]
+        arrived += self.client.arrived(held, completion)[0]
     seconds = time.perf_counter() - start_s
     if arrived != depth * self.batch:
       raise RuntimeError(f'a measured get brought {arrived} blocks')
