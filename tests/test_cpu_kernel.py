@@ -37,9 +37,7 @@ needs_compiler = pytest.mark.skipif(
 LAYER = 1
 CPU = SimpleNamespace(platform='cpu')
 TPU = SimpleNamespace(platform='tpu')
-HOPPER = SimpleNamespace(platform='gpu', compute_capability='9.0')
-VOLTA = SimpleNamespace(platform='gpu', compute_capability='7.0')
-AMD = SimpleNamespace(platform='gpu', compute_capability='gfx90a')
+GPU = SimpleNamespace(platform='gpu')
 
 
 def chosen(choice, device, pages_shape=(64, 8, 128), dtype='float32') -> str:
@@ -247,10 +245,7 @@ def test_without_a_compiler_there_is_the_portable_path(
     (TPU, (64, 1, 128), 'bfloat16', 'jnp'),  # half a word
     (TPU, (64, 3, 128), 'bfloat16', 'jnp'),
     (TPU, (64, 8, 128), 'int8', 'jnp'),
-    (HOPPER, (64, 3, 64), 'float32', 'pallas'),
-    (HOPPER, (48, 3, 64), 'float32', 'jnp'),
-    (VOLTA, (64, 3, 64), 'float32', 'jnp'),
-    (AMD, (64, 3, 64), 'float32', 'jnp'),
+    (GPU, (64, 8, 128), 'float32', 'jnp'),
   ],
 )
 def test_auto_is_ours_on_accelerators_where_pages_fit(

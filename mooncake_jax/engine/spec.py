@@ -54,8 +54,8 @@ class InstanceSpec:
       steps on a CPU whose weights it would copy.
     attention: the kernel: 'jnp' runs anywhere, 'cpu' is ours in C++ for CPUs,
       'pallas' for GPUs and TPUs, 'cudnn' and 'tpu_ragged' are JAX's. 'auto' is
-      'cpu' on a CPU with a C++ compiler, 'pallas' on a GPU or TPU whose tiles
-      pages and heads fit (`kernels.chosen`), else 'jnp'.
+      'cpu' on a CPU with a C++ compiler, 'pallas' on a TPU whose tiles pages
+      and heads fit (`kernels.chosen`), else 'jnp'.
   """
 
   name: str

@@ -4,8 +4,9 @@
 `gpu` and `tpu` are ours, in Pallas: 'pallas' is the one of the platform, or
 either's interpreter on a CPU. `gathered` feeds JAX's: 'cudnn', 'tpu_ragged'.
 `cpu` is ours in C++, for decode steps. On a CPU 'auto' is that where it can be
-compiled; on an accelerator it is 'pallas' where pages and heads fit its tiles;
-elsewhere it is the portable path, 'jnp'.
+compiled; on a TPU it is 'pallas' where pages and heads fit its tiles, as its
+compiler says; elsewhere it is the portable path, 'jnp'. On a GPU 'pallas' was
+lowered and never run, so there it has to be asked for.
 """
 
 from typing import Any
@@ -33,7 +34,8 @@ def chosen(
   """
   platform = device.platform
   if choice == 'auto' and platform != 'cpu':
-    return 'pallas' if _fits(device, pages_shape, dtype) else 'jnp'
+    is_fit = platform == 'tpu' and _fits(pages_shape, dtype)
+    return 'pallas' if is_fit else 'jnp'
   if choice not in ('auto', 'cpu'):
     return choice
   from mooncake_jax.model.kernels.native import build
@@ -46,14 +48,10 @@ def chosen(
   return 'cpu' if is_there else 'jnp'
 
 
-def _fits(device, pages_shape, dtype) -> bool:
+def _fits(pages_shape: tuple[int, int, int], dtype: Any) -> bool:
   """Whether 'pallas' takes such pages; of narrower KVCache that is unknown."""
-  from mooncake_jax.model.kernels import gpu
   from mooncake_jax.model.kernels import tpu
 
-  if str(dtype) not in ('float32', 'bfloat16'):
-    return False
   page_tokens, num_heads, head_dim = pages_shape
-  if device.platform == 'tpu':
-    return tpu.fits(page_tokens, num_heads, head_dim, dtype.itemsize)
-  return gpu.fits(device, page_tokens, head_dim)
+  is_known = str(dtype) in ('float32', 'bfloat16')
+  return is_known and tpu.fits(page_tokens, num_heads, head_dim, dtype.itemsize)

@@ -11,7 +11,6 @@ J part of a row's pages.
 """
 
 import functools
-from typing import Any
 
 import jax
 from jax import numpy as jnp
@@ -25,18 +24,9 @@ from mooncake_jax.model.kernels import softmax
 LEAST_ROWS = 16
 MOST_ROWS = 64
 MOST_KEYS = 64
-LEAST_CAPABILITY = 8  # Ampere: JAX's Triton compiles for no older ones
 # Parts of a row's pages in a decode step: enough to keep some hundred
 # multiprocessors busy at a batch of one row and eight KV heads.
 DECODE_PARTS = 16
-
-
-def fits(device: Any, page_tokens: int, head_dim: int) -> bool:
-  """Whether `attend` is for such a device, of NVIDIA, and such pages."""
-  capability = str(getattr(device, 'compute_capability', ''))
-  major = capability.partition('.')[0]  # '9' of '9.0'; AMD's say 'gfx90a'
-  is_new = major.isdigit() and int(major) >= LEAST_CAPABILITY
-  return is_new and _is_tile(page_tokens) and _is_tile(head_dim)
 
 
 def _is_tile(size: int) -> bool:
