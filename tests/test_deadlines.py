@@ -60,7 +60,7 @@ CASES = {
   ),
   'decoding': Case({'decode_base_s': LONG_S}, free_s=LONG_S),
   'preempted': Case(
-    {'offload_latency_s': LONG_S},
+    {'copy_latency_s': LONG_S},  # a put to the other's host
     {'decode_reserve': 'prompt', 'decode_pool_tokens': 96},
     num_others=2,
     free_s=LONG_S,

@@ -44,43 +44,46 @@ class Stepping(VirtualBackend):
   def __init__(self):
     super().__init__(STEEP, LAYERS)
     self._stopped: set[int] = set()
+    # Of works under way: their begin, and what they made and did not tell.
+    self._begun_s: dict[int, float] = {}
+    self._made: dict[int, list[Emitted]] = {}
     self.steps = 0
 
   def decode(self, instance, batch, max_steps):
     work_id = next(self._ids)
     left = min(max_steps, *(row.remaining for row in batch.rows))
-    self._step(work_id, batch, left, self.now_s(), ())
+    self._begun_s[work_id], self._made[work_id] = self.now_s(), []
+    self._step(work_id, batch, left, 0)
     return work_id
 
   def cancel(self, work_id):
     self._stopped.add(work_id)
     super().cancel(work_id)
 
-  def _step(
-    self,
-    work_id: int,
-    batch: DecodeBatch,
-    left: int,
-    begun_s: float,
-    done: tuple[Emitted, ...],
-  ) -> None:
-    num_rows = len(batch.rows)
-    context = sum(row.position + 1 for row in batch.rows) + num_rows * len(done)
-    stop_s = self.now_s() + STEEP.decode_step_s(num_rows, context)
-    self._clock.at(
-      stop_s, self._stepped, work_id, batch, left - 1, begun_s, done
-    )
+  def progress(self):
+    told = [self._told(work_id) for work_id in self._made]
+    return [replace(each, done=False) for each in told if each.steps]
 
-  def _stepped(self, work_id, batch, left, begun_s, done) -> None:
-    now_s = self.now_s()
+  def _told(self, work_id: int) -> Completion:
+    steps, self._made[work_id] = self._made[work_id], []
+    begun_s, now_s = self._begun_s[work_id], self.now_s()
+    return Completion(work_id, 'completed', begun_s, now_s, steps=tuple(steps))
+
+  def _step(self, work_id: int, batch: DecodeBatch, left: int, made: int):
+    num_rows = len(batch.rows)
+    context = sum(row.position + 1 for row in batch.rows) + num_rows * made
+    stop_s = self.now_s() + STEEP.decode_step_s(num_rows, context)
+    self._clock.at(stop_s, self._stepped, work_id, batch, left - 1, made + 1)
+
+  def _stepped(self, work_id, batch, left, made) -> None:
     self.steps += 1
-    done += (Emitted(batch.tries, TokenSegment(now_s, 0.0, 1)),)
+    step = TokenSegment(self.now_s(), 0.0, 1)
+    self._made[work_id].append(Emitted(batch.tries, step))
     if left and work_id not in self._stopped:
-      self._step(work_id, batch, left, begun_s, done)
+      self._step(work_id, batch, left, made)
     else:
-      self._done.append(
-        Completion(work_id, 'completed', begun_s, now_s, steps=done)
-      )
+      self._done.append(self._told(work_id))
+      del self._made[work_id]
 
 
 def records_on(backend: VirtualBackend) -> list[RequestRecord]:
