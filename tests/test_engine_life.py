@@ -2,6 +2,7 @@
 """The device backend from its start to its end, and when parts of it die."""
 
 from dataclasses import replace
+import gc
 import itertools
 import threading
 from typing import Any
@@ -134,6 +135,7 @@ def test_instances_may_load_their_own_slices_of_the_parameters():
 def test_loading_takes_little_more_memory_than_the_weights(monkeypatch):
   """And the pool, which may take all the rest, comes after them."""
   many, layout = replace(MODEL, num_layers=12), replace(LAYOUT, num_layers=12)
+  gc.collect()  # or what other tests left goes meanwhile
   peak_bytes, before_bytes, stack = 0, _live_bytes(), jnp.stack
 
   def watched(*args, **kwargs):
