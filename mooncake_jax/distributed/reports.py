@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the instances of one process have to tell, in one answer."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import threading
 from typing import Protocol
@@ -56,20 +57,19 @@ def gathered(
   def refuse() -> bool:
     return not all(each.serves(driver) for each in hands)
 
-  def wait(found: str, seconds: float) -> None:
-    changed.wait_for(
-      lambda: any(getattr(each, found)() for each in hands) or refuse(), seconds
-    )
+  def wait(found: Callable[[Telling], bool], seconds: float) -> None:
+    changed.wait_for(lambda: any(map(found, hands)) or refuse(), seconds)
 
   changed = hands[0].changed
   with changed:
-    wait('has_news', patience_s)
+    wait(lambda each: each.has_news(), patience_s)
     if gather_s:
-      wait('has_end', gather_s)
+      wait(lambda each: each.has_end(), gather_s)
     if refuse():
       return {each.instance: Report(is_refused=True) for each in hands}
     telling = [e for e in hands if e.has_news() or e.is_due(patience_s)]
-    reports = [each.take_report() for each in telling or hands]
-  for each, report in zip(telling or hands, reports):
-    each.complete(report)
-  return {e.instance: r for e, r in zip(telling or hands, reports)}
+    telling = telling or [*hands]
+    reports = {each.instance: each.take_report() for each in telling}
+  for each in telling:
+    each.complete(reports[each.instance])
+  return reports
